@@ -1,0 +1,333 @@
+"""The model against transformers' logits (stored, and live when torch is there) and invariances."""
+
+import dataclasses
+import functools
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from xrpo_jax.model import hf, params, transformer
+from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = Llama3Scaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
+CONFIGS = {
+    "llama_biases": ModelConfig(
+        family="llama",
+        attention_bias=True,
+        output_bias=True,
+        rope_scaling=LinearScaling(factor=4.0),
+        **SMALL,
+    ),
+    "llama3": ModelConfig(family="llama", rope_theta=500.0, rope_scaling=LLAMA3, **SMALL),
+    "qwen2": ModelConfig(family="qwen2", attention_bias=True, **SMALL),
+    "qwen3": ModelConfig(
+        family="qwen3", qk_norm=True, tie_word_embeddings=True, **{**SMALL, "head_dim": 16}
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_rank_promotion():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def random_params(config, seed=0):
+    """Parameters in which every tensor, norms and biases too, differs from its neutral value."""
+    generator = np.random.default_rng(seed)
+
+    def make(param):
+        noise = 0.2 * generator.standard_normal(param.shape)
+        return jnp.asarray(noise + (param.init == "ones"), jnp.float32)
+
+    return jax.tree.map(make, params.declare(config))
+
+
+QWEN3 = CONFIGS["qwen3"]
+WEIGHTS = random_params(QWEN3)
+
+
+# Always jitted: run eagerly, every small operation is compiled by itself.
+forward = partial(
+    jax.jit(transformer.forward, static_argnames=("config", "dtype", "remat")), dtype=jnp.float32
+)
+prefill = partial(
+    jax.jit(transformer.prefill, static_argnames=("config", "length", "dtype")),
+    dtype=jnp.float32,
+)
+
+
+@partial(jax.jit, static_argnames=("config", "dtype", "remat"))
+def run(weights, config, tokens, positions, valid, dtype=jnp.float32, remat=False):
+    hidden = forward(weights, config, tokens, positions, valid, dtype=dtype, remat=remat)
+    return transformer.logits(weights, config, hidden)
+
+
+def whole(tokens):
+    """The tokens with positions and validity of rows without padding."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    return tokens, positions, jnp.ones(tokens.shape, bool)
+
+
+def some_tokens(rows, slots, seed=0):
+    return np.random.default_rng(seed).integers(1, SMALL["vocab_size"], (rows, slots))
+
+
+def pad(rows, before, slots):
+    """Rows of unequal length, row i after before[i] slots of garbage, as arrays [N, slots]."""
+    tokens = some_tokens(len(rows), slots, seed=99)
+    valid = np.zeros(tokens.shape, bool)
+    for row, (text, start) in enumerate(zip(rows, before, strict=True)):
+        tokens[row, start : start + len(text)] = text
+        valid[row, start : start + len(text)] = True
+    positions = np.maximum(np.cumsum(valid, axis=1) - 1, 0)
+    return jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(valid)
+
+
+BATCH = whole(some_tokens(2, 12))
+# Eight rows of one to five tokens, some padded on the left, the last without any token.
+PADDED = pad([some_tokens(1, 1 + n % 5, seed=n)[0] for n in range(7)] + [[]], [0, 1] * 4, 6)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("*/") if path.is_dir()))
+def test_logits_equal_transformers_golden(name):
+    config, weights = hf.load(GOLDEN / name)
+    golden = np.load(GOLDEN / name / "logits.npz")
+    got = run(weights, config, *whole(golden["tokens"]))
+    np.testing.assert_allclose(got, golden["logits"], atol=1e-4)
+    assert np.abs(golden["logits"]).max() > 1  # else the tolerance would mean nothing
+
+
+def test_goldens_cover_the_families():
+    configs = [hf.load(path.parent)[0] for path in GOLDEN.glob("*/logits.npz")]
+    assert {config.family for config in configs} == {"llama", "qwen2", "qwen3"}
+    assert {config.tie_word_embeddings for config in configs} == {True, False}
+    assert any(isinstance(config.rope_scaling, Llama3Scaling) for config in configs)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_our_export_gives_the_same_logits_in_transformers(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = CONFIGS[name]
+    weights = random_params(config)
+    tokens = some_tokens(2, 24)
+    ours = run(weights, config, *whole(tokens))
+    hf.save(tmp_path / "ours", config, weights)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert model.dtype == torch.float32
+    with torch.no_grad():
+        theirs = model(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+    model.save_pretrained(tmp_path / "theirs")
+    again, reloaded = hf.load(tmp_path / "theirs")
+    assert dataclasses.replace(again, max_position_embeddings=1) == dataclasses.replace(
+        config, max_position_embeddings=1
+    )
+    jax.tree.map(np.testing.assert_array_equal, reloaded, weights)
+
+
+@pytest.mark.parametrize("field", ["rope_theta", "rope_scaling", "rms_norm_eps"])
+def test_number_of_the_config_is_used(field):
+    other = {"rope_theta": 50.0, "rope_scaling": LLAMA3, "rms_norm_eps": 0.5}[field]
+    before = run(WEIGHTS, QWEN3, *BATCH)
+    after = run(WEIGHTS, dataclasses.replace(QWEN3, **{field: other}), *BATCH)
+    assert np.abs(before - after).max() > 1e-2
+
+
+def test_llama3_frequencies_by_hand():
+    """Factor 8, context 64: f = 1 turns 10 times and stays, the slowest is divided by 8."""
+    got = transformer.frequencies(CONFIGS["llama3"])
+    plain = 500.0 ** -np.array([0, 0.25, 0.5, 0.75])
+    assert got[0] == 1.0
+    np.testing.assert_allclose(got[2:], plain[2:] / 8, rtol=1e-6)
+    blend = (64 * plain[1] / (2 * np.pi) - 1) / (4 - 1)
+    np.testing.assert_allclose(got[1], plain[1] * (blend + (1 - blend) / 8), rtol=1e-5)
+
+
+def test_causality_by_gradient():
+    tokens = jnp.arange(1, 7)[None]  # a token a slot, so that a row of `embed` is a slot
+    batch = whole(tokens)
+
+    def by_slot(embed):
+        return jnp.sum(forward({**WEIGHTS, "embed": embed}, QWEN3, *batch)[0] ** 3, axis=-1)
+
+    gradient = jax.jit(jax.jacrev(by_slot))(WEIGHTS["embed"])  # [slot, vocabulary, width]
+    touched = np.any(gradient[:, 1:7] != 0, axis=-1)
+    np.testing.assert_array_equal(touched, np.tril(np.ones((6, 6), bool)))
+
+
+@partial(jax.jit, static_argnames=("config", "length"))
+def teacher_forced(weights, config, prompt, answers, length):
+    """Hidden states of a prompt (tokens, positions, valid) and of answers decoded one by one."""
+    tokens, positions, valid = prompt
+    start = tokens.shape[1]
+    lengths = jnp.sum(valid, axis=1)
+    hidden, cache = transformer.prefill(
+        weights, config, tokens, positions, valid, length=length, dtype=jnp.float32
+    )
+
+    def body(state):
+        step, cache, mask, out = state
+        slot = start + step
+        mask = mask.at[:, slot].set(True)
+        token, position = answers[:, step], lengths + step
+        hidden, cache = transformer.decode(
+            weights, config, token, position, cache, slot, mask, dtype=jnp.float32
+        )
+        return step + 1, cache, mask, out.at[:, step].set(hidden)
+
+    mask = jnp.pad(valid, ((0, 0), (0, length - start)))
+    out = jnp.zeros((*answers.shape, config.hidden_size))
+    state = (jnp.int32(0), cache, mask, out)
+    return hidden, jax.lax.while_loop(lambda state: state[0] < answers.shape[1], body, state)[3]
+
+
+@pytest.mark.parametrize("before", [[0, 0, 0], [2, 0, 1]], ids=["right", "left"])
+def test_cached_decode_equals_full_forward(before):
+    prompts = [some_tokens(1, n, seed=n)[0] for n in (3, 5, 4)]
+    answers = jnp.asarray(some_tokens(3, 6, seed=7))
+    tokens, positions, valid = prompt = pad(prompts, before, 5)
+    hidden, decoded = teacher_forced(WEIGHTS, QWEN3, prompt, answers, length=13)
+    later = jnp.array([[3], [5], [4]]) + jnp.arange(6)[None]
+    full = forward(
+        WEIGHTS,
+        QWEN3,
+        jnp.concatenate([tokens, answers], axis=1),
+        jnp.concatenate([positions, later], axis=1),
+        jnp.concatenate([valid, jnp.ones((3, 6), bool)], axis=1),
+    )
+    np.testing.assert_allclose(hidden[valid], full[:, :5][valid], atol=1e-5)
+    np.testing.assert_allclose(decoded, full[:, 5:], atol=1e-5)
+    # The shortest row has two slots of padding; it must equal the row alone, without any.
+    alone = forward(WEIGHTS, QWEN3, *whole(jnp.concatenate([prompts[0], answers[0]])[None]))
+    np.testing.assert_allclose(decoded[0], alone[0, 3:], atol=1e-5)
+
+
+def test_padding_side_and_amount_and_the_other_rows_change_nothing():
+    rows = [some_tokens(1, n, seed=n)[0] for n in (4, 7, 1)]
+    want = run(WEIGHTS, QWEN3, *pad(rows, [0, 0, 0], 7))
+    np.testing.assert_allclose(
+        run(WEIGHTS, QWEN3, *whole(rows[0][None]))[0], want[0, :4], atol=2e-5
+    )
+    for slots, before in [(7, [3, 0, 6]), (16, [0, 0, 0]), (16, [12, 9, 4])]:
+        got = run(WEIGHTS, QWEN3, *pad(rows, before, slots))
+        for row, (start, text) in enumerate(zip(before, rows, strict=True)):
+            part = got[row, start : start + len(text)]
+            np.testing.assert_allclose(part, want[row, : len(text)], atol=2e-5)
+
+
+def loss(weights, tokens, positions, valid, remat=False):
+    out = jax.nn.log_softmax(run(weights, QWEN3, tokens, positions, valid, remat=remat))
+    return jnp.sum(jnp.where(valid[:, :, None], out, 0.0) ** 2) / 1e4
+
+
+@functools.cache
+def plain_gradient():
+    return jax.jit(jax.grad(loss))(WEIGHTS, *PADDED)
+
+
+def assert_close(one, two):
+    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_are_the_same_with_remat_and_finite_with_an_empty_row():
+    assert not PADDED[2][-1].any()
+    for leaf in jax.tree.leaves(plain_gradient()):
+        assert np.all(np.isfinite(leaf)) and np.any(np.abs(leaf) > 1e-3)
+    again = jax.jit(jax.grad(partial(loss, remat=True)))(WEIGHTS, *PADDED)
+    jax.tree.map(assert_close, again, plain_gradient())
+
+
+def test_gradient_inside_shard_map_equals_one_device():
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
+
+    def local(weights, *batch):
+        return jax.grad(lambda weights: jax.lax.psum(loss(weights, *batch), "data"))(weights)
+
+    rows = P("data")
+    shared = jax.shard_map(local, mesh=mesh, in_specs=(P(), rows, rows, rows), out_specs=P())
+    jax.tree.map(assert_close, jax.jit(shared)(WEIGHTS, *PADDED), plain_gradient())
+
+
+def test_bfloat16_is_close_and_logits_stay_float32():
+    exact = run(WEIGHTS, QWEN3, *BATCH)
+    rough = run(WEIGHTS, QWEN3, *BATCH, dtype=jnp.bfloat16)
+    assert rough.dtype == jnp.float32
+    assert 0 < np.abs(exact - rough).mean() < 0.02 * np.abs(exact).mean()
+    hidden, cache = jax.eval_shape(
+        partial(prefill, config=QWEN3, length=12, dtype=jnp.bfloat16),
+        WEIGHTS,
+        tokens=BATCH[0],
+        positions=BATCH[1],
+        valid=BATCH[2],
+    )
+    assert {hidden.dtype, cache.keys[0].dtype, cache.values[1].dtype} == {jnp.dtype("bfloat16")}
+
+
+def test_prefill_leaves_the_rest_of_the_cache_zero_and_refuses_a_short_one():
+    batch = whole(some_tokens(2, 4))
+    _, cache = prefill(WEIGHTS, QWEN3, *batch, length=6)
+    assert len(cache.keys) == len(cache.values) == QWEN3.num_layers
+    for array in cache.keys + cache.values:
+        assert array.shape == (2, 6, QWEN3.num_kv_heads, QWEN3.head_dim)
+        assert np.all(np.any(array[:, :4] != 0, axis=-1)) and np.all(array[:, 4:] == 0)
+    with pytest.raises(ValueError, match="4 slots does not fit a cache of length 3"):
+        prefill(WEIGHTS, QWEN3, *batch, length=3)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_declaration_and_initialisation_agree(name):
+    declared = params.declare(CONFIGS[name])
+    shapes = jax.eval_shape(partial(params.init, CONFIGS[name]), jax.random.key(0))
+    assert (
+        params.count(declared) == params.count(shapes) == params.count(random_params(CONFIGS[name]))
+    )
+
+    def check(param, array):
+        assert array.shape == param.shape and array.dtype == jnp.float32
+        assert len(param.axes) == len(param.shape) == len(set(param.axes))
+
+    jax.tree.map(check, declared, shapes)
+
+
+def test_initial_values_depend_on_the_name_alone():
+    tied = params.init(QWEN3, jax.random.key(0))
+    untied = params.init(dataclasses.replace(QWEN3, tie_word_embeddings=False), jax.random.key(0))
+    head = untied.pop("head")
+    jax.tree.map(np.testing.assert_array_equal, tied, untied)
+    assert 0.9 < np.std(head) / QWEN3.initializer_range < 1.1
+    assert not np.array_equal(tied["layers"]["gate"], tied["layers"]["up"])
+    assert np.all(tied["final_norm"] == 1)
+
+
+def test_shapes_are_checked_at_the_door():
+    tokens, positions, valid = whole(some_tokens(2, 4))
+    with pytest.raises(ValueError, match="equal shapes of rank 2"):
+        run(WEIGHTS, QWEN3, tokens, positions[:1], valid)
+    _, cache = prefill(WEIGHTS, QWEN3, tokens, positions, valid, length=6)
+    with pytest.raises(ValueError, match="does not match the cache"):
+        transformer.decode(
+            WEIGHTS, QWEN3, tokens[:, 0], positions[:, 0], cache, 4, valid, dtype=jnp.float32
+        )

@@ -1,0 +1,3 @@
+"""XRPO and its neighbours: reinforcement learning with verifiable rewards in JAX."""
+
+__version__ = "0.1.0"

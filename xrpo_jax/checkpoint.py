@@ -1,0 +1,57 @@
+"""The state of a run on disk: TrainState and ledger under a step number, written atomically."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from xrpo_jax.types import Ledger, TrainState
+
+
+def open_manager(workdir: str | os.PathLike, keep: int) -> ocp.CheckpointManager:
+    """Orbax's manager of `workdir/checkpoints`, retaining the newest `keep`.
+
+    A step is written beside its place and renamed, so that a kill leaves it whole or not there.
+    """
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        create=True,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,
+    )
+    return ocp.CheckpointManager(pathlib.Path(workdir).absolute() / "checkpoints", options=options)
+
+
+def save(manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: Ledger) -> None:
+    """Write (state, ledger) as `step`; on return it is on disk."""
+    tree = {"state": state, "ledger": {name: memory for name, memory in ledger.items() if memory}}
+    manager.save(step, args=ocp.args.StandardSave(tree), force=True)
+    manager.wait_until_finished()
+
+
+def restore(
+    manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: Ledger
+) -> tuple[TrainState, Ledger]:
+    """Read `step` into the shapes, dtypes and placement of `state` and `ledger`.
+
+    Raises ValueError, naming the directory and the cure, when it is damaged or of another run.
+    """
+    tree = {"state": state, "ledger": {name: memory for name, memory in ledger.items() if memory}}
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+    where = manager.directory / str(step)
+    try:
+        found = manager.restore(step, args=ocp.args.StandardRestore(target))
+    except Exception as error:
+        raise ValueError(
+            f"checkpoint {where} cannot be read ({type(error).__name__}: {error}); delete that "
+            "directory to resume from the one before it, or choose another --workdir"
+        ) from error
+    memories = {name: found["ledger"].get(name, {}) for name in ledger}
+    return found["state"], {
+        name: {key: np.asarray(value) for key, value in memory.items()}
+        for name, memory in memories.items()
+    }

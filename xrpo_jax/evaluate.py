@@ -1,0 +1,127 @@
+"""Held-out evaluation: pass@1, pass@k and cons@k with bootstrap intervals over problems."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xrpo_jax import rng
+from xrpo_jax.types import Draw, Params, Tools
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Unbiased chance that one of k samples is correct, `1 - C(n-c, k) / C(n, k)` (2107.03374).
+
+    Raises ValueError unless 1 <= k <= n and 0 <= correct <= n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {n} samples; allowed: k from 1 to {n}")
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} of {n} samples correct; allowed: 0 to {n}")
+    if n - correct < k:
+        return 1.0
+    return float(1.0 - np.prod(1.0 - k / np.arange(n - correct + 1, n + 1)))
+
+
+def consensus(answers: list[str | None], correct: list[bool]) -> float:
+    """1 when the most frequent answer is correct; unparsed answers (None) never win, ties go to the
+    first that appeared."""
+    counts: dict[str, int] = {}
+    first: dict[str, int] = {}
+    for place, answer in enumerate(answers):
+        if answer is not None:
+            counts[answer] = counts.get(answer, 0) + 1
+            first.setdefault(answer, place)
+    if not counts:
+        return 0.0
+    winner = max(counts, key=lambda answer: (counts[answer], -first[answer]))
+    return float(correct[first[winner]])
+
+
+def cons_at_k(
+    answers: list[str | None], correct: list[bool], k: int, seed: int = 0, draws: int = 64
+) -> float:
+    """Expected consensus of k of the samples: exact for k = n, else over seeded random subsets."""
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise ValueError(f"cons@{k} of {n} samples; allowed: k from 1 to {n}")
+    if k == n:
+        return consensus(answers, correct)
+    generator = np.random.default_rng(seed)
+    votes = []
+    for _ in range(draws):
+        chosen = np.sort(generator.choice(n, k, replace=False))
+        votes.append(consensus([answers[i] for i in chosen], [correct[i] for i in chosen]))
+    return float(np.mean(votes))
+
+
+def interval(values: np.ndarray, seed: int = 0, draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean of `values` f64[problems], resampling problems."""
+    values = np.asarray(values, np.float64)
+    chosen = np.random.default_rng(seed).integers(0, len(values), (draws, len(values)))
+    low, high = np.percentile(values[chosen].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def evaluate(
+    tools: Tools,
+    draw: Draw,
+    params: Params,
+    *,
+    samples: int,
+    prompts: int,
+    max_new_tokens: int,
+    seed: int,
+    step: int,
+) -> tuple[dict[str, float], list[dict]]:
+    """Metrics of `samples` completions for every problem of `tools.task`, and one record each.
+
+    `prompts` problems are drawn at a time. Names: `pass@1`, `pass@1_low`, `pass@1_high`, `pass@k`,
+    `cons@k` with k = samples, `pass@1/<level>`, `length`, `truncated`.
+    """
+    task = tools.task
+    records = []
+    for start in range(0, len(task), prompts):
+        problems = np.arange(start, min(start + prompts, len(task)))
+        encoded = [np.array(tools.encode(task.prompt(i)), np.int32) for i in problems.tolist()]
+        row = np.repeat(np.arange(len(problems)), samples)
+        keys = rng.Rows(
+            step_key=rng.key(seed, step, "evaluate"),
+            prompt=problems[row],
+            index=np.tile(np.arange(samples), len(problems)),
+        )
+        drawn = draw(params, encoded, row, keys, max_new_tokens)
+        for i, problem in enumerate(problems[row].tolist()):
+            text = tools.decode(drawn.tokens[i, : drawn.length[i]])
+            records.append(
+                {
+                    "prompt": problem,
+                    "text": text,
+                    "correct": task.rewards(problem, text).correct,
+                    "answer": task.answer(problem, text),
+                    "length": int(drawn.length[i]),
+                    "stopped": bool(drawn.stopped[i]),
+                }
+            )
+    return summarise(records, [task.level(i) for i in range(len(task))], samples), records
+
+
+def summarise(records: list[dict], levels: list[str], samples: int) -> dict[str, float]:
+    """The metrics of `evaluate` from its records, `samples` in a row for each problem."""
+    correct = np.array([r["correct"] for r in records], np.float64).reshape(-1, samples)
+    rate = correct.mean(axis=1)
+    low, high = interval(rate)
+    metrics = {"pass@1": float(rate.mean()), "pass@1_low": low, "pass@1_high": high}
+    if samples > 1:
+        solved = [pass_at_k(samples, int(row.sum()), samples) for row in correct]
+        votes = []
+        for start in range(0, len(records), samples):
+            rows = records[start : start + samples]
+            votes.append(consensus([r["answer"] for r in rows], [r["correct"] for r in rows]))
+        metrics[f"pass@{samples}"] = float(np.mean(solved))
+        metrics[f"cons@{samples}"] = float(np.mean(votes))
+    for level in dict.fromkeys(levels):
+        chosen = rate[np.array([each == level for each in levels])]
+        metrics[f"pass@1/{level}"] = float(chosen.mean())
+    metrics["length"] = float(np.mean([r["length"] for r in records]))
+    metrics["truncated"] = float(np.mean([not r["stopped"] for r in records]))
+    return metrics

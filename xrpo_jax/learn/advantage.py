@@ -1,0 +1,47 @@
+"""Advantages `(Batch, Groups) -> f32[n]`: how much better a row is than its group.
+
+Source: shared parts of GRPO (2402.03300), Dr.GRPO (2503.20783), RLOO.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from xrpo_jax.learn.groups import Groups
+from xrpo_jax.types import Batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupZ:
+    """GRPO: `(R - mean) / (std + eps)`; 0 in groups of one and where all rewards are equal."""
+
+    ddof: int = 1
+    eps: float = 1e-6
+
+    def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        std = groups.std(batch.reward, self.ddof)
+        centred = batch.reward - groups.mean(batch.reward)
+        return jnp.where(std > 0, centred / (std + self.eps), 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupMean:
+    """Dr.GRPO: `R - mean`; exactly 0 where all rewards are equal."""
+
+    def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        centred = batch.reward - groups.mean(batch.reward)
+        return jnp.where(groups.spread(batch.reward) > 0, centred, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeaveOneOut:
+    """RLOO: reward minus the mean of the others' rewards; 0 in groups of one."""
+
+    def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        size = groups.size()
+        others = (groups.total(batch.reward) - batch.reward) / jnp.maximum(size - 1.0, 1.0)
+        mixed = groups.spread(batch.reward) > 0  # implies size > 1
+        return jnp.where(mixed, batch.reward - others, 0.0)

@@ -1,0 +1,136 @@
+"""What a run leaves for people: phase times, metrics.jsonl, rollouts.jsonl.gz, the progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import pathlib
+import time
+import zlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+TIMED = ("seconds/", "tokens_per_second", "compiles")  # prefixes that differ from run to run
+
+
+class Clock:
+    """Seconds by phase: `with clock("sample"): ...`; phases nest without counting twice."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+
+    def _credit(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            phase = self._open[-1]
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        self._credit()
+        self._open.append(phase)
+        try:
+            yield
+        finally:
+            self._credit()
+            self._open.pop()
+
+
+class Compiles:
+    """Counts what XLA compiles (also what comes out of the persistent cache) in this process."""
+
+    EVENT = "/jax/core/compile/backend_compile_duration"
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration: float, **_) -> None:
+        self.count += event == self.EVENT
+
+    def close(self) -> None:
+        """Stop counting."""
+        jax.monitoring.unregister_event_duration_listener(self._heard)
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict]:
+    """The records of a metrics.jsonl; a last line cut off by a kill is left out."""
+    records = []
+    try:
+        lines = pathlib.Path(path).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def read_rollouts(path: str | os.PathLike) -> Iterator[dict]:
+    """The records of a rollouts.jsonl.gz, up to where a kill cut it off."""
+    if not os.path.exists(path):
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except (EOFError, json.JSONDecodeError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error):
+        return
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+    """Write `data` so that a kill leaves the old file or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+class Log:
+    """The two files of a working directory, cut back to the step that a run resumes from."""
+
+    def __init__(self, workdir: str | os.PathLike, from_step: int, keep_rollouts: bool):
+        self.metrics_path = pathlib.Path(workdir) / "metrics.jsonl"
+        self.rollouts_path = pathlib.Path(workdir) / "rollouts.jsonl.gz"
+        self.keep_rollouts = keep_rollouts
+        kept = [r for r in read_metrics(self.metrics_path) if r["step"] < from_step]
+        _replace(self.metrics_path, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        if keep_rollouts:
+            partial = self.rollouts_path.with_name(self.rollouts_path.name + ".partial")
+            with gzip.open(partial, "wt", encoding="utf-8") as file:
+                for record in read_rollouts(self.rollouts_path):
+                    if record["step"] < from_step:
+                        file.write(json.dumps(record) + "\n")
+            os.replace(partial, self.rollouts_path)
+
+    def metrics(self, step: int, values: dict) -> None:
+        """Append one record; numbers are Python's, and a full disk raises here, before the next."""
+        record = {"step": step} | {name: _plain(value) for name, value in values.items()}
+        with open(self.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def rollouts(self, step: int, records: list[dict]) -> None:
+        """Append one gzip member with the step's rollouts."""
+        if self.keep_rollouts:
+            with gzip.open(self.rollouts_path, "at", encoding="utf-8") as file:
+                for record in records:
+                    file.write(json.dumps({"step": step} | record) + "\n")
+
+
+def _plain(value):
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def comparable(record: dict) -> dict:
+    """A metrics record without what depends on the machine's speed."""
+    return {name: value for name, value in record.items() if not name.startswith(TIMED)}

@@ -1,0 +1,246 @@
+"""The decoder of Llama, Qwen2 and Qwen3 as pure functions of (params, config, arrays).
+
+Shapes: N rows · S tokens of a row · C slots of the cache · D width · H query heads · K key-value
+heads · R = H / K query heads of one key-value head · E head size · F inner width · L layers ·
+V vocabulary. T is S in `forward` and `prefill` and 1 in `decode`.
+
+A token has a slot (its column, which orders causality) and a position (what RoPE rotates by); they
+are separate so that a row may be padded on either side. Parameters are float32 and are cast to
+`dtype` where they are used; norms, RoPE, softmax and logits are float32 whatever `dtype` is.
+Hidden states of invalid slots are finite and without meaning.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
+
+
+@struct.dataclass
+class Cache:
+    """The keys (already rotated) and values of one batch: for each layer an array [N,C,K,E]."""
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+
+
+def forward(
+    params: dict,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    valid: jax.Array,
+    *,
+    dtype,
+    remat: bool = False,
+) -> jax.Array:
+    """Returns hidden states dtype[N,S,D] after the final norm; tokens, positions, valid are [N,S].
+
+    A slot attends to the valid slots up to its own. `remat` recomputes each layer in the backward
+    pass. A layer is one step of a scan, so compile time does not grow with depth.
+    """
+    return _trunk(params, config, tokens, positions, valid, dtype, remat=remat, keep=False)[0]
+
+
+def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
+    """Returns logits f32[...,V] of hidden states [...,D], multiplied in the dtype of `hidden`."""
+    if config.tie_word_embeddings:
+        head, spec = params["embed"], "...d,vd->...v"
+    else:
+        head, spec = params["head"], "...d,dv->...v"
+    return jnp.einsum(spec, hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+def prefill(
+    params: dict,
+    config: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    valid: jax.Array,
+    *,
+    length: int,
+    dtype,
+) -> tuple[jax.Array, Cache]:
+    """Returns `forward`'s hidden states [N,S,D] and a cache of `length` slots, zero from slot S on.
+
+    Raises ValueError when the prompt has more than `length` slots.
+    """
+    slots = tokens.shape[1]
+    if slots > length:
+        raise ValueError(f"a prompt of {slots} slots does not fit a cache of length {length}")
+    hidden, (keys, values) = _trunk(
+        params, config, tokens, positions, valid, dtype, remat=False, keep=True
+    )
+
+    def unstack(stacked: jax.Array) -> tuple[jax.Array, ...]:
+        widths = ((0, 0), (0, length - slots), (0, 0), (0, 0))
+        return tuple(jnp.pad(stacked[layer], widths) for layer in range(config.num_layers))
+
+    return hidden, Cache(keys=unstack(keys), values=unstack(values))
+
+
+def decode(
+    params: dict,
+    config: ModelConfig,
+    token: jax.Array,
+    position: jax.Array,
+    cache: Cache,
+    slot: jax.Array,
+    valid: jax.Array,
+    *,
+    dtype,
+) -> tuple[jax.Array, Cache]:
+    """Returns hidden states dtype[N,D] of one more token a row, and the cache with it at `slot`.
+
+    token and position are i32[N], slot an i32 scalar shared by all rows, valid bool[N,C] with
+    `slot` itself marked by the caller.
+    """
+    _check(token, position, 1)
+    if valid.shape != cache.keys[0].shape[:2]:
+        raise ValueError(f"valid {valid.shape} does not match the cache {cache.keys[0].shape[:2]}")
+    x = _embed(params, token[:, None], dtype)
+    rotation = _rotation(config, position[:, None])
+    keys, values = [], []
+    # Unrolled on purpose: a scan copies the cache of every layer for every token.
+    for layer in range(config.num_layers):
+
+        def store(key, value, layer=layer):
+            return (
+                lax.dynamic_update_slice_in_dim(cache.keys[layer], key, slot, axis=1),
+                lax.dynamic_update_slice_in_dim(cache.values[layer], value, slot, axis=1),
+            )
+
+        weights = jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
+        x, (key, value) = _layer(config, weights, x, rotation, valid[:, None, :], store)
+        keys.append(key)
+        values.append(value)
+    hidden = _norm(x, params["final_norm"], config.rms_norm_eps)
+    return hidden[:, 0], Cache(keys=tuple(keys), values=tuple(values))
+
+
+def _trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
+    """Returns hidden [N,S,D] and, if `keep`, keys and values [L,N,S,K,E] of whole rows."""
+    _check(tokens, positions, 2)
+    _check(tokens, valid, 2)
+    slot = jnp.arange(tokens.shape[1])
+    causal = slot[None, :, None] >= slot[None, None, :]
+    mask = causal & valid[:, None, :]
+    rotation = _rotation(config, positions)
+
+    def body(x, weights):
+        x, stored = _layer(config, weights, x, rotation, mask, lambda key, value: (key, value))
+        return x, (stored if keep else None)
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the passes apart
+    x, stored = lax.scan(body, _embed(params, tokens, dtype), params["layers"])
+    return _norm(x, params["final_norm"], config.rms_norm_eps), stored
+
+
+def _layer(
+    config: ModelConfig,
+    weights: dict,
+    x: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
+    mask: jax.Array,
+    store: Callable,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """One decoder layer on x [N,T,D]: what all three entry points share.
+
+    `store` takes the new keys and values [N,T,K,E] to those attended over [N,C,K,E]; mask is
+    bool[N,T,C]. Returns x and what `store` gave.
+    """
+    dtype = x.dtype
+    dot = functools.partial(jnp.einsum, preferred_element_type=dtype)
+
+    def heads(name: str) -> jax.Array:
+        out = dot("ntd,dhe->nthe", normed, weights[name].astype(dtype))
+        if f"{name}_bias" in weights:
+            out = out + weights[f"{name}_bias"].astype(dtype)[None, None]
+        if f"{name}_norm" in weights:
+            out = _norm(out, weights[f"{name}_norm"], config.rms_norm_eps)
+        return out
+
+    normed = _norm(x, weights["attention_norm"], config.rms_norm_eps)
+    query = _rotate(heads("query"), rotation)
+    keys, values = store(_rotate(heads("key"), rotation), heads("value"))
+    attended = _attend(query, keys, values, mask)
+    out = dot("nthe,hed->ntd", attended, weights["output"].astype(dtype))
+    if "output_bias" in weights:
+        out = out + weights["output_bias"].astype(dtype)[None, None]
+    x = x + out
+
+    normed = _norm(x, weights["mlp_norm"], config.rms_norm_eps)
+    gate = dot("ntd,df->ntf", normed, weights["gate"].astype(dtype))
+    up = dot("ntd,df->ntf", normed, weights["up"].astype(dtype))
+    x = x + dot("ntf,fd->ntd", jax.nn.silu(gate) * up, weights["down"].astype(dtype))
+    return x, (keys, values)
+
+
+def _attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns attention [N,T,H,E] of query [N,T,H,E] over keys and values [N,C,K,E]."""
+    rows, steps, heads, size = query.shape
+    grouped = query.reshape(rows, steps, keys.shape[2], heads // keys.shape[2], size)
+    scores = jnp.einsum("ntkre,ncke->nkrtc", grouped, keys, preferred_element_type=jnp.float32)
+    # A finite floor, not -inf: a slot that may attend to nothing then averages, without NaN.
+    floor = jnp.finfo(jnp.float32).min
+    scores = jnp.where(mask[:, None, None], scores * size**-0.5, floor)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    out = jnp.einsum("nkrtc,ncke->ntkre", weights, values, preferred_element_type=values.dtype)
+    return out.reshape(query.shape)
+
+
+def _embed(params: dict, tokens: jax.Array, dtype) -> jax.Array:
+    return params["embed"][tokens].astype(dtype)
+
+
+def _norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """RMSNorm over the last axis, computed in float32 and returned in the dtype of x."""
+    wide = x.astype(jnp.float32)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    scale = jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
+    return (wide * scale).astype(x.dtype)
+
+
+def frequencies(config: ModelConfig) -> np.ndarray:
+    """Returns the RoPE angle of each pair of dimensions per position, f32[E/2]."""
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequency = np.float32(1) / np.float32(config.rope_theta) ** exponent
+    scaling = config.rope_scaling
+    if isinstance(scaling, LinearScaling):
+        frequency = frequency / np.float32(scaling.factor)
+    elif isinstance(scaling, Llama3Scaling):
+        # How often each pair turns within the context of pretraining decides: pairs that turn often
+        # stay, those that turn seldom slow down by `factor`, and between the two it is a blend.
+        turns = scaling.original_max_position_embeddings * frequency / np.float32(2 * np.pi)
+        width = scaling.high_freq_factor - scaling.low_freq_factor
+        keep = np.clip((turns - scaling.low_freq_factor) / width, 0, 1)
+        frequency = keep * frequency + (1 - keep) * frequency / scaling.factor
+    return frequency.astype(np.float32)
+
+
+def _rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the cosine and sine f32[N,T,1,E/2] of every position's angles."""
+    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies(config)[None, None, None]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates x [N,T,H,E] in float32; a pair is (i, i + E/2), as in Hugging Face's weights."""
+    cosine, sine = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate(
+        [first * cosine - second * sine, second * cosine + first * sine], axis=-1
+    )
+    return rotated.astype(x.dtype)
+
+
+def _check(tokens: jax.Array, other: jax.Array, rank: int) -> None:
+    if tokens.ndim != rank or other.shape != tokens.shape:
+        raise ValueError(f"expected equal shapes of rank {rank}, not {tokens.shape}, {other.shape}")

@@ -1,0 +1,154 @@
+"""What a person sees of a run: the progress bar, the table before and after, the learning curve."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import numpy as np
+from tqdm import tqdm
+
+from xrpo_jax.config import Settings
+from xrpo_jax.log import read_metrics
+
+
+def progress_bar(settings: Settings, start: int) -> tqdm:
+    """A bar over the steps; its time left is of the steps to come."""
+    return tqdm(
+        total=settings.train.steps,
+        initial=start,
+        desc=settings.algorithm_name,
+        unit="step",
+        dynamic_ncols=True,
+    )
+
+
+def advance(bar: tqdm, metrics: dict) -> None:
+    """One step further, with reward, newest held-out pass@1 and tokens a second."""
+    if "eval/pass@1" in metrics:
+        bar.held_out = metrics["eval/pass@1"]
+    bar.set_postfix_str(
+        f"reward={metrics['reward']:.2f} pass@1={bar.held_out:.3f} "
+        f"tok/s={metrics['tokens_per_second']:.0f}"
+        if hasattr(bar, "held_out")
+        else f"reward={metrics['reward']:.2f} tok/s={metrics['tokens_per_second']:.0f}",
+        refresh=False,
+    )
+    bar.update()
+
+
+def finish(folder: pathlib.Path, settings: Settings, step: int) -> dict:
+    """Print the table, draw the curve, name the paths and the next command; the last evaluation."""
+    records = read_metrics(folder / "metrics.jsonl")
+    evaluated = [record for record in records if "eval/pass@1" in record]
+    print()
+    if step < settings.train.steps:
+        print(f"stopped after {step} of {settings.train.steps} steps; the same command goes on")
+    if not evaluated:
+        return {}
+    before, after = evaluated[0], evaluated[-1]
+    print(table(before, after))
+    steps = [record for record in records if "seconds/step" in record]
+    print(phases(steps))
+    curve = folder / "curve.png"
+    draw_curve(records, curve, settings.algorithm_name)
+    print(f"\nlearning curve  {curve}")
+    print(f"metrics         {folder / 'metrics.jsonl'}")
+    if settings.checkpoint.rollouts:
+        print(f"rollouts        {folder / 'rollouts.jsonl.gz'}")
+    print(f"checkpoint      {folder / 'checkpoints' / str(step)}")
+    if step >= settings.train.steps:
+        print(f"policy          {folder / 'policy'}  (Hugging Face layout)")
+        print(f"\nnext: {next_command(settings)}")
+    return after
+
+
+def next_command(settings: Settings) -> str:
+    """The obvious thing to try after this run."""
+    other = "grpo" if settings.algorithm_name.startswith("xrpo") else "xrpo"
+    return f"bash scripts/quickstart.sh --config.algorithm.name={other}"
+
+
+def table(before: dict, after: dict) -> str:
+    """Held-out numbers of two evaluations side by side, in percent."""
+    names = [name for name in before if name.startswith("eval/") and name in after]
+    heads = [f"step {record['step']}" for record in (before, after)]
+    lines = [f"{'held-out':<16}{heads[0]:>12}{heads[1]:>12}"]
+    for name in names:
+        if name.endswith(("_low", "_high")):
+            continue
+        short = name.removeprefix("eval/")
+        if short == "length":
+            lines.append(f"{'tokens':<16}{before[name]:>12.1f}{after[name]:>12.1f}")
+        else:
+            lines.append(f"{short:<16}{before[name]:>11.1%} {after[name]:>11.1%}")
+    low, high = after.get("eval/pass@1_low"), after.get("eval/pass@1_high")
+    if low is not None:
+        lines.append(f"95 % interval of pass@1 at step {after['step']}: {low:.1%} to {high:.1%}")
+    return "\n".join(lines)
+
+
+def phases(steps: list[dict]) -> str:
+    """Where the time of a step goes, the first step (which compiles) left out."""
+    steps = steps[1:] or steps
+    if not steps:
+        return ""
+    names = sorted({name for r in steps for name in r if name.startswith("seconds/")})
+    whole = np.mean([r["seconds/step"] for r in steps])
+    shown = []
+    for name in names:
+        phase = name.removeprefix("seconds/")
+        if phase not in ("step", "evaluate"):
+            spent = np.mean([r.get(name, 0.0) for r in steps])
+            shown.append(f"{phase} {spent / whole:.1%}")
+    return f"a step takes {whole:.2f} s: " + ", ".join(shown)
+
+
+def draw_curve(records: list[dict], path: str | os.PathLike, title: str) -> None:
+    """Held-out pass@1 with its interval and by level, and the training reward, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    evaluated = [record for record in records if "eval/pass@1" in record]
+    at = [record["step"] for record in evaluated]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    mean = [record["eval/pass@1"] for record in evaluated]
+    left.plot(at, mean, color="black", linewidth=2, label="all")
+    low = [record["eval/pass@1_low"] for record in evaluated]
+    high = [record["eval/pass@1_high"] for record in evaluated]
+    left.fill_between(at, low, high, color="black", alpha=0.12, linewidth=0)
+    for name in evaluated[0]:
+        if name.startswith("eval/pass@1/"):
+            values = [record[name] for record in evaluated]
+            left.plot(at, values, label=name.removeprefix("eval/pass@1/"))
+    left.set(xlabel="step", ylabel="held-out pass@1", ylim=(0, 1), title=title)
+    left.legend(frameon=False)
+    trained = [record for record in records if "reward" in record]
+    at = [record["step"] for record in trained]
+    right.plot(at, [record["accuracy"] for record in trained], label="accuracy (plain)")
+    for name, label in (
+        ("zero_variance", "zero-variance groups"),
+        ("seeded", "seeded share"),
+        ("seeded_accuracy", "accuracy (seeded)"),
+    ):
+        points = [(record["step"], record[name]) for record in trained if name in record]
+        if any(value for _, value in points):
+            right.plot(*zip(*points, strict=True), label=label, alpha=0.8)
+    right.set(xlabel="step", ylim=(0, 1), title="training rollouts")
+    right.legend(frameon=False)
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+    partial = f"{path}.partial.png"
+    figure.savefig(partial, dpi=120)
+    os.replace(partial, path)
+    pyplot.close(figure)
+
+
+def save_json(path: str | os.PathLike, value: object) -> None:
+    """Write `value` so that a kill leaves the old file or the new one."""
+    partial = f"{path}.partial"
+    pathlib.Path(partial).write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,74 @@
+"""A tokenizer as a record of two functions and three facts, made from a local directory.
+
+Any other tokenizer is another function that returns this record. transformers is imported inside
+`load`, since it takes seconds and most programs that import this module never call it.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """What sampling and tasks need of a tokenizer.
+
+    `encode` adds special tokens exactly as the tokenizer is configured to; `decode` leaves special
+    tokens out and does not clean up spaces. `pad_id` may be one of `stop_ids`, so lengths must
+    travel with the rows. `vocab_size` is the largest id plus one; a model's table may be longer.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    vocab_size: int
+
+
+def load(path: str | os.PathLike) -> Tokenizer:
+    """Loads the Hugging Face tokenizer of a local directory, without any network.
+
+    A rollout stops at the tokenizer's own end and at every one that config.json and
+    generation_config.json list: chat models end a turn with a token the tokenizer may not name.
+    Raises FileNotFoundError without a tokenizer and ValueError without any end of sequence.
+    """
+    folder = Path(path)
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    if not any((folder / name).is_file() for name in names):
+        raise FileNotFoundError(f"{folder} holds no tokenizer; needed is one of {names}")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    stops = set(_ids(tokenizer.eos_token_id))
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            stops.update(_ids(json.loads((folder / name).read_text()).get("eos_token_id")))
+    if not stops:
+        raise ValueError(
+            f"{folder} names no end of sequence; set eos_token in tokenizer_config.json or "
+            "eos_token_id in generation_config.json"
+        )
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(
+            [int(each) for each in ids],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+
+    pad = tokenizer.pad_token_id
+    return Tokenizer(
+        encode=lambda text: tokenizer.encode(text),
+        decode=decode,
+        stop_ids=tuple(sorted(stops)),
+        pad_id=min(stops) if pad is None else pad,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,
+    )
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
