@@ -83,7 +83,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshSettings:
-    """Devices of the `data` axis (0 = all); `cpu_devices` splits the CPU into several (0 = as it is)."""
+    """Devices of the `data` axis (0 = all); `cpu_devices` splits the CPU (0 = leaves it whole)."""
 
     devices: int = 0
     cpu_devices: int = 0
@@ -168,7 +168,7 @@ def _make_task(name: str, given: dict[str, object]) -> Callable[..., Task]:
 
 
 def parse(config: ConfigDict) -> Settings:
-    """The checked settings of `config`; ValueError names the setting, its value, what is allowed."""
+    """The checked settings of `config`; ValueError names setting, value and what is allowed."""
     sections = {}
     for name, section in SECTIONS.items():
         known = {field.name for field in dataclasses.fields(section)}

@@ -26,7 +26,7 @@ from xrpo_jax.types import Params, Samples
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """How a token is drawn: temperature (0 = greedy), then top-k (0 = off), then top-p (1 = off)."""
+    """How a token is drawn: temperature (0 = greedy), then top-k (0 = off), top-p (1 = off)."""
 
     temperature: float = 1.0
     top_k: int = 0

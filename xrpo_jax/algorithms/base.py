@@ -67,7 +67,7 @@ def make(name: str, budget: Budget, **given) -> Algorithm:
 
 
 def keeping(algorithm: Algorithm, *, stopped: bool, mixed: bool) -> Algorithm:
-    """The algorithm trained on completed rows only, on groups with unequal rewards only, or both."""
+    """The algorithm trained on completed rows only, on unequally rewarded groups only, or both."""
     more = ((Stopped(),) if stopped else ()) + ((Mixed(),) if mixed else ())
     learn = dataclasses.replace(algorithm.learn, keep=algorithm.learn.keep + more)
     return dataclasses.replace(algorithm, learn=learn)

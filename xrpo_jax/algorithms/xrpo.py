@@ -1,4 +1,4 @@
-"""XRPO (2510.06672): plan rollouts by uncertainty, seed prompts that only fail, sharpen rare success.
+"""XRPO (2510.06672): plan rollouts by uncertainty, seed what only fails, sharpen rare success.
 
 The three mechanisms stand on GSPO here and on GRPO in `xrpo_token`; each has a switch, and without
 all three the algorithm is its base to the bit.

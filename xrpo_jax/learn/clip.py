@@ -51,7 +51,7 @@ class Dual:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """CISPO (2506.13585): `sg(min(r, cap)) A log π`; the cap is absolute, there is no lower bound."""
+    """CISPO (2506.13585): `sg(min(r, cap)) A log π`; the cap is absolute, no lower bound."""
 
     cap: float = 5.0
 

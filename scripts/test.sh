@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Installs the test extra into .venv, checks lint and format, runs the whole suite.
+# Arguments pass through to pytest, e.g. bash scripts/test.sh tests/test_planner.py
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+environment ".[test]"
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+export JAX_PLATFORMS=cpu
+exec .venv/bin/python -m pytest "$@"
