@@ -9,6 +9,11 @@ from xrpo_jax import config as settings
 def get_config(mode: str = "") -> settings.ConfigDict:
     """The quickstart; `:debug` is a mode of under a minute."""
     config = settings.default()
+    config.rollout.prompt_length = 16
+    config.rollout.seeded_length = 72
+    config.rollout.max_new_tokens = 24
+    config.train.micro_batch = 64
+    config.train.lengths = (24,)
     if mode == "debug":
         config.train.steps = 4
         config.rollout.prompts = 4

@@ -56,6 +56,7 @@ class Train:
     minibatches: int = 1
     epochs: int = 1
     micro_batch: int = 32  # rows over all devices
+    lengths: tuple[int, ...] = ()  # tokens that short rows are padded to, beside the longest
     mask_truncated: bool = False  # rows cut off by the token limit are not trained on
     drop_zero_variance: bool = False  # rows of groups with equal rewards leave the denominator
 

@@ -6,7 +6,10 @@ settings, so a run that was killed anywhere goes on to the bit.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
+import os
 import pathlib
 import signal
 import sys
@@ -58,6 +61,7 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
     steps, planner = settings.train.steps, settings.algorithm.explore.planner
     compiles = Compiles()
     bar = report.progress_bar(settings, start)
+    bar.set_postfix_str("compiling")
     warm_up(parts, state)
     for step in range(start, steps):
         clock, compiled = Clock(), compiles.count
@@ -80,7 +84,7 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
         with clock("annotate"):
             batch, entropy = parts.learner.annotate(state.params, parts.reference, batch)
         with clock("update"):
-            state, learned = parts.learner.update(state, batch, settings.seed, step)
+            state, learned = parts.learner.update(state, batch, settings.seed, step, clock)
 
         metrics |= summary.summarise(progress, ledger, settings.task, planner.select(progress))
         metrics |= learned | sampler_gap(batch)
@@ -161,7 +165,10 @@ def build(settings: Settings) -> Parts:
     method = Method(
         temperature=settings.eval.temperature, top_k=settings.eval.top_k, top_p=settings.eval.top_p
     )
-    held_out_sampler = dataclasses.replace(sampler, method=method)
+    draw = make_draw(sampler, devices)
+    eval_draw = draw
+    if method != sampler.method:
+        eval_draw = make_draw(dataclasses.replace(sampler, method=method), devices)
     optimizer = make_optimizer(settings.optimizer)
     params = jax.device_put(params, mesh.everywhere(devices))
     memory = jax.device_put(optimizer.init(params), mesh.everywhere(devices))
@@ -179,7 +186,7 @@ def build(settings: Settings) -> Parts:
             minibatches=settings.train.minibatches,
             epochs=settings.train.epochs,
             rows=settings.train.micro_batch,
-            lengths=tuple(length + rollout.max_new_tokens for length in lengths),
+            lengths=_row_lengths(settings, lengths),
             groups=rollout.prompts,
         ),
         devices,
@@ -190,14 +197,27 @@ def build(settings: Settings) -> Parts:
         tools=tools,
         eval_tools=eval_tools,
         shape=shape,
-        draw=make_draw(sampler, devices),
-        eval_draw=make_draw(held_out_sampler, devices),
+        draw=draw,
+        eval_draw=eval_draw,
         learner=learner,
         state=TrainState(params=params, optimizer=memory),
         # The update donates nothing of the state, so the initial parameters may be shared.
         reference=params if algorithm.learn.needs_reference else None,
         ledger=init_ledger(algorithm.explore, len(settings.task), rollout.max_new_tokens),
     )
+
+
+def _row_lengths(settings: Settings, prompts: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths of micro-batches: what full-length completions need, and the given shorter ones."""
+    longest = prompts[-1] + settings.rollout.max_new_tokens
+    for length in settings.train.lengths:
+        if not 1 < length < longest:
+            raise ValueError(
+                f"train.lengths={settings.train.lengths}; allowed: each above 1 and below the "
+                f"longest row of {longest} tokens"
+            )
+    full = {length + settings.rollout.max_new_tokens for length in prompts}
+    return tuple(sorted(full | set(settings.train.lengths)))
 
 
 def _check_fit(
@@ -238,12 +258,20 @@ def _check_fit(
 
 
 def warm_up(parts: Parts, state: TrainState) -> None:
-    """Compile everything that a step can need, so that none compiles later."""
-    parts.learner.warm_up(state)
+    """Compile everything that a step can need, several at a time, so that none compiles later."""
     keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1, int), index=np.zeros(1))
-    for draw in (parts.draw, parts.eval_draw):
-        for length in sorted({parts.shape.prompt_length, parts.shape.seeded_length}):
-            draw(state.params, [np.zeros(length, np.int32)], np.zeros(1, int), keys, 1)
+
+    def drawing(draw: Draw, length: int) -> None:
+        draw(state.params, [np.zeros(length, np.int32)], np.zeros(1, int), keys, 1)
+
+    jobs = parts.learner.warm_up(state) + [
+        functools.partial(drawing, draw, length)
+        for draw in {parts.draw, parts.eval_draw}
+        for length in {parts.shape.prompt_length, parts.shape.seeded_length}
+    ]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
 
 
 def held_out(parts: Parts, settings: Settings, params: Params, step: int) -> dict[str, float]:

@@ -145,7 +145,8 @@ def allocate(priority: np.ndarray, budget: int, room: np.ndarray | None = None) 
         share = weight / weight.sum() * budget
         extra = np.floor(share + 1e-9).astype(np.int64)
         rest = budget - extra.sum()
-        order = np.argsort(-np.where(open_slots, share - extra, -np.inf), kind="stable")
+        remainder = np.round(share - extra, 9)  # equal ones may differ in their last bit
+        order = np.argsort(-np.where(open_slots, remainder, -np.inf), kind="stable")
         extra[order[:rest]] += 1
         extra = np.minimum(extra, room - granted)
         granted += extra
@@ -183,6 +184,9 @@ class Uncertainty:
             raise ValueError(f"algorithm.bonus={self.bonus!r}; allowed: {', '.join(BONUSES)}")
         if not 0 < self.alpha < 1:
             raise ValueError(f"algorithm.alpha={self.alpha}; allowed: between 0 and 1")
+        for name in ("explore", "solved_weight"):  # a share cannot be negative
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"algorithm.{name}={getattr(self, name)}; allowed: 0 or more")
         if self.cap and self.cap < self.group:
             raise ValueError(
                 f"algorithm.max_rollouts={self.cap}; allowed: 0 (none) or at least "

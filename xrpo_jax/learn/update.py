@@ -10,7 +10,9 @@ Shapes: N rows of the batch · n rows of a micro-batch · S tokens of a row.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
 from xrpo_jax.learn.groups import Groups
 from xrpo_jax.learn.objective import Learn, loss, score
+from xrpo_jax.log import Clock
 from xrpo_jax.policy import Policy, token_stats
 from xrpo_jax.types import Batch, Params, Scores, TrainState
 
@@ -57,8 +60,8 @@ class Learner:
     """The learner's three entry points; batches are NumPy, parameters are on the devices."""
 
     annotate: Callable  # (params, reference params or None, Batch) -> (Batch, entropy f32[N,S])
-    update: Callable  # (TrainState, Batch, seed, step) -> (TrainState, metrics)
-    warm_up: Callable  # (TrainState) -> None: compiles everything that a step can need
+    update: Callable  # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics)
+    warm_up: Callable  # (TrainState) -> jobs that compile everything a step can need
 
 
 def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
@@ -108,7 +111,8 @@ def make_learner(
     score_of = sharded(local_score, (ROWS,), ROWS)
     accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ALL), ALL, donate_argnums=1)
 
-    @jax.jit
+    # Placed as `accumulate` returns them, or it would compile again for its own result.
+    @partial(jax.jit, out_shardings=meshes.everywhere(mesh))
     def zeros(params):
         sums = {name: jnp.zeros(()) for name in SUMS}
         return jax.tree.map(jnp.zeros_like, params), sums
@@ -142,10 +146,12 @@ def make_learner(
         ref = None if ref is None else ref * trained
         return batch.replace(old_logp=old * trained, ref_logp=ref), entropy * trained
 
-    def update(state: TrainState, batch: Batch, seed: int, step: int):
+    def update(state: TrainState, batch: Batch, seed: int, step: int, clock: Clock | None = None):
         """All optimizer updates of one annotated batch; metrics are floats."""
+        clock = clock or Clock()
         batch = batch.replace(sampler_logp=None)
-        scores = jax.device_get(score_of(put(batch, meshes.rows)))
+        with clock("score"):
+            scores = jax.device_get(score_of(put(batch, meshes.rows)))
         draw = rng.host(seed, step, "minibatch")
         scale = put(np.float32(schedule.minibatches), meshes.everywhere)
         totals = dict.fromkeys(SUMS, 0.0)
@@ -180,18 +186,30 @@ def make_learner(
                 totals = {name: totals[name] + float(sums[name]) for name in SUMS}
         return state, _metrics(totals, norms, scores, schedule.epochs)
 
-    def warm_up(state: TrainState) -> None:
-        rows = np.zeros(schedule.rows, np.int32)
-        for width in schedule.lengths:
-            wide = np.zeros((schedule.rows, width), np.float32)
-            batch = _empty(rows, wide, learn.needs_reference)
-            scores = Scores(advantage=wide, weight=wide)
-            tokens, length = put(batch.tokens, meshes.rows), put(batch.length, meshes.rows)
-            stats_of(state.params, tokens, length)
+    def warm_up(state: TrainState) -> list[Callable]:
+        def micro_batch(width: int) -> tuple:
+            batch = _empty(schedule.rows, width, learn.needs_reference)
+            scores = Scores(advantage=batch.mask, weight=batch.mask)
+            return put(batch, meshes.rows), put(scores, meshes.rows)
+
+        def annotating(width: int) -> None:
+            batch, _ = micro_batch(width)
+            jax.block_until_ready(stats_of(state.params, batch.tokens, batch.length))
+
+        def accumulating(width: int) -> None:
             scale = put(np.float32(1.0), meshes.everywhere)
-            batch, scores = put(batch, meshes.rows), put(scores, meshes.rows)
-            total = accumulate(state.params, zeros(state.params), batch, scores, scale)
-            jax.block_until_ready(apply(state, total[0]))
+            total = accumulate(state.params, zeros(state.params), *micro_batch(width), scale)
+            jax.block_until_ready(total)
+
+        def applying() -> None:
+            jax.block_until_ready(apply(state, zeros(state.params)[0]))
+
+        each = [
+            functools.partial(job, width)
+            for width in schedule.lengths
+            for job in (accumulating, annotating)
+        ]
+        return [*each, applying]
 
     return Learner(annotate=annotate, update=update, warm_up=warm_up)
 
@@ -216,18 +234,19 @@ def _take(leaf: np.ndarray, rows: np.ndarray, size: int, width: int | None = Non
     return out if width is None else out[:, :width]
 
 
-def _empty(rows: np.ndarray, wide: np.ndarray, reference: bool) -> Batch:
-    """A micro-batch of padding: rows i32[n] and wide f32[n,S] are all zero."""
-    flat = rows.astype(np.float32)
+def _empty(size: int, width: int, reference: bool) -> Batch:
+    """A micro-batch of padding rows."""
+    wide = np.zeros((size, width), np.float32)
+    flat, count = np.zeros(size, np.float32), np.zeros(size, np.int32)
     return Batch(
         tokens=wide.astype(np.int32),
-        length=rows,
+        length=count,
         mask=wide,
         old_logp=wide,
         reward=flat,
         correct=flat,
-        group=rows,
-        kind=rows,
+        group=count,
+        kind=count,
         stopped=flat,
         valid=flat,
         ref_logp=wide if reference else None,

@@ -44,6 +44,8 @@ RULES: dict[str, Callable[[Operations], Operations]] = {
         part for i in range(0, len(ops), 2) for part in ops[i : i + 2][::-1]
     ),
     "turn": lambda ops: ops[1:] + ops[:1],
+    "stairs": lambda ops: tuple(part for i, op in enumerate(ops, 1) for part in (op, f"+{i}")),
+    "echo": lambda ops: ops + ops[:1],
     "frame": lambda ops: ("x9", *ops, "x7"),
     "skip": lambda ops: ops[::2],
 }
@@ -56,7 +58,7 @@ class Family:
     word: str
     level: str
     rule: str
-    depths: Operations | tuple[int, ...]
+    depths: tuple[int, ...]  # how many operations a prompt may have
 
 
 def _family(word: str, level: str, rule: str, *depths: int) -> Family:
@@ -69,12 +71,15 @@ FAMILIES = (
     _family("window", "medium", "step", 4, 5),
     _family("copper", "medium", "frame", 3, 4),
     _family("thunder", "medium", "skip", 5, 6),
+    # Equally long, so that nothing but reward tells which rule goes with which word.
     _family("lantern", "hard", "thrice", 3),
     _family("pumpkin", "hard", "bump", 3),
     _family("whistle", "hard", "twice", 3),
-    _family("blizzard", "hard", "back", 4, 5),
-    _family("orchid", "hard", "cross", 4),
-    _family("jacket", "hard", "turn", 4, 5),
+    _family("blizzard", "hard", "back", 3),
+    _family("orchid", "hard", "cross", 3),
+    _family("jacket", "hard", "turn", 3),
+    _family("meadow", "hard", "stairs", 3),
+    _family("violin", "hard", "echo", 3),
 )
 
 

@@ -17,7 +17,7 @@ from xrpo_jax.types import Verdict
 
 LEVELS = ("easy", "medium", "hard")
 NUMBERS = {"easy": 2, "medium": 3, "hard": 4}  # how many are given
-LARGEST = 12  # of the given numbers
+LARGEST = {"easy": 25, "medium": 12, "hard": 12}  # of the given numbers
 LARGEST_TARGET = 99
 SPLITS = {"test": (0,), "train": (1, 2, 3, 4), "supervised": (5, 6, 7, 8, 9)}
 MAX_CHARACTERS = 120
@@ -138,23 +138,30 @@ def _draw(name: str, level: str) -> Problem | None:
         number, digit = divmod(number, limit)
         return digit
 
-    numbers = tuple(1 + below(LARGEST) for _ in range(NUMBERS[level]))
+    numbers = tuple(1 + below(LARGEST[level]) for _ in range(NUMBERS[level]))
     order = list(numbers)
     text = f"{order.pop(below(len(order)))}"
-    value: Fraction | None = Fraction(int(text))
+    value = int(text)
     weakest = 3  # the precedence of the expression so far; 3 is a number alone
     while order:
         operand = order.pop(below(len(order)))
         sign = "+-**/"[below(5)]
-        value = _combine(sign, value, Fraction(operand))
-        if value is None or value.denominator != 1 or not 0 <= value <= LARGEST_TARGET:
+        if sign == "/" and value % operand:
+            return None
+        value = {
+            "+": value + operand,
+            "-": value - operand,
+            "*": value * operand,
+            "/": value // operand,
+        }[sign]
+        if not 0 <= value <= LARGEST_TARGET:
             return None
         if weakest < _PRECEDENCE[sign]:
             text = f"( {text} )"
         text, weakest = f"{text} {sign} {operand}", _PRECEDENCE[sign]
     if value < 1:
         return None
-    return Problem(level=level, numbers=numbers, target=int(value), expression=text)
+    return Problem(level=level, numbers=numbers, target=value, expression=text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,7 +234,7 @@ def make(
         raise ValueError(f"size={size}; allowed: 1 to 20000")
     problems: dict[str, Problem] = {}
     index = 0
-    # There are only some hundred easy problems: after a while a repeated one is skipped for good.
+    # There are only some thousand easy problems: what comes up again is skipped, not replaced.
     while len(problems) < size and index < 20 * size:
         problem = generate(split, seed, index, LEVELS[index % len(LEVELS)])
         problems.setdefault(problem.prompt, problem)

@@ -1,0 +1,136 @@
+"""Stand-ins for the model's side of exploration: hand-made rollouts, a task, a tokenizer, a draw."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from xrpo_jax.types import Kind, Progress, Rollout, Samples, Tools, Verdict
+
+END = 1  # the stop token; every other token is a character's code
+CORRECT = Verdict(status="correct", score=1.0)
+WRONG = Verdict(status="wrong", score=0.0)
+
+
+def encode(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def decode(tokens) -> str:
+    return "".join(chr(token) for token in tokens if token != END)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A task of given prompts; a completion is right when it is the prompt's answer."""
+
+    prompts: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ("only",)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def prompt(self, i: int) -> str:
+        return self.prompts[i]
+
+    def level(self, i: int) -> str:
+        return self.levels[i % len(self.levels)]
+
+    def rewards(self, i: int, completion: str) -> Verdict:
+        return CORRECT if completion == self.answers[i] else WRONG
+
+    def answer(self, i: int, completion: str) -> str | None:
+        return completion or None
+
+
+def tools(prompts, answers=(), prompt_limit: int = 1000) -> Tools:
+    task = Texts(prompts=tuple(prompts), answers=tuple(answers))
+    return Tools(task=task, encode=encode, decode=decode, prompt_limit=prompt_limit)
+
+
+def rollout(
+    correct: bool,
+    *,
+    prompt: int = 0,
+    slot: int = 0,
+    index: int = 0,
+    kind: Kind = Kind.PLAIN,
+    text: str = "x",
+    stopped: bool = True,
+    reward: float | None = None,
+) -> Rollout:
+    """One graded completion of `text`, with the stop token when `stopped`."""
+    tokens = np.array(encode(text) + [END] * stopped, np.int32)
+    return Rollout(
+        prompt=prompt,
+        slot=slot,
+        index=index,
+        round=0,
+        kind=kind,
+        sampled_prompt=np.array([7], np.int32),
+        trained_prompt=np.array([7], np.int32),
+        tokens=tokens,
+        logp=np.full(len(tokens), -1.0, np.float32),
+        stopped=stopped,
+        text=text,
+        verdict=CORRECT if correct else WRONG,
+        reward=float(correct) if reward is None else reward,
+    )
+
+
+def progress(outcomes, batch: int | None = None) -> Progress:
+    """Slot s is prompt s with plain rollouts of `outcomes[s]` (bools, or counts as (right, n))."""
+    rows = []
+    for slot, outcome in enumerate(outcomes):
+        if isinstance(outcome, tuple) and outcome:
+            right, number = outcome
+            outcome = [True] * right + [False] * (number - right)
+        rows.append(
+            tuple(
+                rollout(correct, prompt=slot, slot=slot, index=i)
+                for i, correct in enumerate(outcome)
+            )
+        )
+    return Progress(
+        prompts=tuple(range(len(rows))),
+        rollouts=tuple(rows),
+        batch=len(rows) if batch is None else batch,
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Draw:
+    """Draws what `says(prompt text, prompt, index)` returns, and keeps what it was asked."""
+
+    says: object
+    new: int = 8
+    calls: list = dataclasses.field(default_factory=list)
+
+    def __call__(self, params, prompts, row, keys, limit) -> Samples:
+        self.calls.append(
+            {
+                "prompts": [decode(prompt) for prompt in prompts],
+                "row": np.array(row),
+                "prompt": np.array(keys.prompt),
+                "index": np.array(keys.index),
+                "step_key": np.array(keys.step_key),
+                "limit": limit,
+            }
+        )
+        size = len(row)
+        out = Samples(
+            tokens=np.zeros((size, self.new), np.int32),
+            logp=np.zeros((size, self.new), np.float32),
+            length=np.zeros(size, np.int32),
+            stopped=np.zeros(size, bool),
+        )
+        for i in range(size):
+            text = self.says(decode(prompts[row[i]]), int(keys.prompt[i]), int(keys.index[i]))
+            tokens = [*encode(text), END][: self.new]
+            out.tokens[i, : len(tokens)] = tokens
+            out.logp[i, : len(tokens)] = -0.1 * (1 + np.arange(len(tokens)))
+            out.length[i] = len(tokens)
+            out.stopped[i] = len(text) < self.new
+        return out
