@@ -2,7 +2,8 @@
 
     JAX_PLATFORMS=cpu python scripts/make_policy.py --out=xrpo_jax/assets/policy
 
-Deterministic for a seed and a machine. Supervised problems are disjoint from those of the task's
+About six minutes of training and two for the table on one core; the loss falls at once around step
+500. Deterministic for a seed and a machine. Supervised problems are disjoint from those of the task's
 train and test splits. What a question is opened with (a rule's name, or `=` for a guess) is given
 to the loss as a distribution, so that how often each way of working is shown is a number below:
 
@@ -188,7 +189,7 @@ class Data:
         guess = text.startswith(f" {GUESS}")
         tokens += asked + said
         weights += [0.0] * len(asked) + [opening] + [0.3 if guess else 1.0] * (len(said) - 1)
-        # After a neighbour's answer the policy should stop as well, though a new line follows.
+        # Where a neighbour's answer ends a new line follows; untrained, for there it should stop.
         tokens.append(self.ids["<eos>"] if last else self.ids["Ċ"])
         weights.append(1.0 if last else 0.0)
 

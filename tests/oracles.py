@@ -100,9 +100,7 @@ def novelty(
         if not rows.correct[i] or advantage[i] <= 0:
             shaped.append(advantage[i])
             continue
-        among = [
-            level[j] for j in _members(rows.group, i) if average == "group" or rows.correct[j]
-        ]
+        among = [level[j] for j in _members(rows.group, i) if average == "group" or rows.correct[j]]
         eta = math.exp(level[i] - sum(among) / len(among))
         shaped.append(advantage[i] + min(max(weight * (1 - eta), 0.0), cap * advantage[i]))
     return shaped

@@ -8,6 +8,7 @@ from fakes import END, decode, encode, progress, rollout, tools
 
 from xrpo_jax.explore.embed import ngrams, normalise
 from xrpo_jax.explore.seeding import Exemplars, NoSeed
+from xrpo_jax.tasks import arithmetic
 from xrpo_jax.types import Kind, Progress, Request
 
 NEW = 12  # tokens of a completion at most
@@ -167,11 +168,16 @@ def test_equally_near_ones_are_taken_in_a_fixed_order():
     assert seeder(ASK, FAILED, memory, TOOLS).sampled == "2?two\n4?four\n0?"
 
 
-def test_the_default_embedder_finds_the_neighbour_of_the_same_kind():
-    prompts = ["lantern 4 +3 x7 :", "lantern 9 +2 x3 :", "marble 4 +3 +8 :", "marble 4 +3 x7 +1 :"]
-    memory = corpus(Exemplars(shots=1), (1, "a"), (2, "b"), (3, "c"))
-    context = Exemplars(shots=1)(ASK, FAILED, memory, tools(prompts))
-    assert context.sampled.startswith("lantern 9")
+def test_the_default_embedder_finds_neighbours_of_the_same_family():
+    # One in 24 problems shares a hard problem's family; two shots from 200 mostly do (83 %).
+    task = arithmetic.make(size=600)
+    hard = [i for i in range(200, 600) if task.level(i) == "hard"][:60]
+    vectors = ngrams([task.prompt(i) for i in range(200)])
+    found = []
+    for question in hard:
+        nearest = np.argsort(-vectors @ ngrams([task.prompt(question)])[0], kind="stable")[:2]
+        found += [task.family(int(i)) == task.family(question) for i in nearest]
+    assert np.mean(found) > 0.7
 
 
 def test_default_embeddings_have_unit_norm_and_know_no_batch():

@@ -1,4 +1,4 @@
-"""A random policy of a few thousand parameters with a tokenizer of single characters."""
+"""A random policy of a few thousand parameters, and a tokenizer with one token a character."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 
 import jax
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from xrpo_jax.model import hf, params
@@ -15,7 +16,7 @@ from xrpo_jax.model.config import ModelConfig
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "abcdefghijklmnop:\n.!?"
 VOCABULARY = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
-STOPS = ("<eos>", ".", "!")  # several, so that many rows stop within a few tokens
+STOPS = ("<eos>", ".", "!")  # several, so that most rows stop within a few tokens
 
 MODEL = ModelConfig(
     family="llama",
@@ -27,7 +28,6 @@ MODEL = ModelConfig(
     num_kv_heads=1,
     head_dim=8,
     max_position_embeddings=64,
-    initializer_range=0.3,
     tie_word_embeddings=True,
     eos_token_ids=tuple(VOCABULARY[stop] for stop in STOPS),
     bos_token_id=VOCABULARY["<bos>"],
@@ -35,8 +35,29 @@ MODEL = ModelConfig(
 )
 
 
-def make_tokenizer() -> Tokenizer:
-    """One token a character, after <bos>."""
+def weights(model: ModelConfig = MODEL, seed: int = 0, scale: float = 0.3) -> dict:
+    """Random parameters, made by NumPy so that nothing is compiled."""
+    generator = np.random.default_rng(seed)
+
+    def make(param):
+        noise = scale * generator.standard_normal(param.shape)
+        return (noise + (param.init == "ones")).astype(np.float32)
+
+    return jax.tree.map(make, params.declare(model))
+
+
+def encode(text: str) -> list[int]:
+    """As the tokenizer below does."""
+    return [VOCABULARY["<bos>"], *(VOCABULARY[character] for character in text)]
+
+
+def decode(tokens) -> str:
+    """As the tokenizer below does."""
+    return "".join((*SPECIAL, *CHARACTERS)[token] for token in tokens if token >= len(SPECIAL))
+
+
+def save(path: str | pathlib.Path, model: ModelConfig = MODEL, seed: int = 0) -> pathlib.Path:
+    """Write a Hugging Face directory and return it."""
     tokenizer = Tokenizer(models.WordLevel(vocab=VOCABULARY, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -44,20 +65,15 @@ def make_tokenizer() -> Tokenizer:
         single="<bos> $A", special_tokens=[("<bos>", VOCABULARY["<bos>"])]
     )
     tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
-
-
-def save(path: str | pathlib.Path, model: ModelConfig = MODEL, seed: int = 0) -> pathlib.Path:
-    """Write a Hugging Face directory and return it."""
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "clean_up_tokenization_spaces": False,
+    }
     with tempfile.TemporaryDirectory() as folder:
-        make_tokenizer().save(f"{folder}/tokenizer.json")
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": "<pad>",
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "clean_up_tokenization_spaces": False,
-        }
+        tokenizer.save(f"{folder}/tokenizer.json")
         pathlib.Path(folder, "tokenizer_config.json").write_text(json.dumps(settings))
-        hf.save(path, model, params.init(model, jax.random.PRNGKey(seed)), tokenizer_dir=folder)
+        hf.save(path, model, weights(model, seed), tokenizer_dir=folder)
     return pathlib.Path(path)

@@ -1,5 +1,7 @@
 """Advantages `(Batch, Groups) -> f32[n]`: how much better a row is than its group.
 
+A row whose reward is not finite (it could not be graded) counts in no mean and gets 0, as padding.
+
 Source: shared parts of GRPO (2402.03300), Dr.GRPO (2503.20783), RLOO.
 """
 
@@ -22,9 +24,10 @@ class GroupZ:
     eps: float = 1e-6
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        groups = groups.having(batch.reward)
         std = groups.std(batch.reward, self.ddof)
         centred = batch.reward - groups.mean(batch.reward)
-        return jnp.where(std > 0, centred / (std + self.eps), 0.0)
+        return jnp.where((std > 0) & (groups.weight > 0), centred / (std + self.eps), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,10 @@ class GroupMean:
     """Dr.GRPO: `R - mean`; exactly 0 where all rewards are equal."""
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        groups = groups.having(batch.reward)
         centred = batch.reward - groups.mean(batch.reward)
-        return jnp.where(groups.spread(batch.reward) > 0, centred, 0.0)
+        mixed = groups.spread(batch.reward) > 0
+        return jnp.where(mixed & (groups.weight > 0), centred, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,8 @@ class LeaveOneOut:
     """RLOO: reward minus the mean of the others' rewards; 0 in groups of one."""
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
+        groups = groups.having(batch.reward)
         size = groups.size()
         others = (groups.total(batch.reward) - batch.reward) / jnp.maximum(size - 1.0, 1.0)
         mixed = groups.spread(batch.reward) > 0  # implies size > 1
-        return jnp.where(mixed, batch.reward - others, 0.0)
+        return jnp.where(mixed & (groups.weight > 0), batch.reward - others, 0.0)

@@ -23,6 +23,10 @@ class Groups:
     number: int = struct.field(pytree_node=False)
     axis: str | None = struct.field(pytree_node=False, default=None)
 
+    def having(self, values: jax.Array) -> Groups:
+        """These groups without the rows whose value is not finite."""
+        return self.replace(weight=jnp.where(jnp.isfinite(values), self.weight, 0.0))
+
     def total(self, values: jax.Array) -> jax.Array:
         """Sum over the row's group."""
         kept = jnp.where(self.weight > 0, values * self.weight, 0.0)

@@ -28,7 +28,8 @@ class Mixed:
     """Drops rows of groups whose rewards are all equal."""
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
-        return (groups.spread(batch.reward) > 0).astype(jnp.float32)
+        mixed = groups.having(batch.reward).spread(batch.reward) > 0
+        return mixed.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

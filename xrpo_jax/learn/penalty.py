@@ -25,7 +25,7 @@ def k2(d: jax.Array) -> jax.Array:
 
 
 def k3(d: jax.Array) -> jax.Array:
-    """`exp(d) - 1 - d`: unbiased value, never negative."""
+    """`exp(d) - 1 - d`: unbiased value, never negative; gradient of KL(π_ref ‖ π) instead."""
     return jnp.expm1(jnp.clip(d, -20.0, 20.0)) - d
 
 

@@ -47,4 +47,5 @@ class SequenceToken:
     def __call__(self, stats: TokenStats, batch: Batch) -> jax.Array:
         delta = _delta(stats, batch)
         level = jax.lax.stop_gradient(_sequence_mean(delta, batch))
-        return jnp.clip(level, -LIMIT, LIMIT) + delta - jax.lax.stop_gradient(delta)
+        own = delta - jax.lax.stop_gradient(delta)  # exactly 0, so the value stays `level`
+        return jnp.clip(level, -LIMIT, LIMIT) + own

@@ -136,7 +136,7 @@ class ModelConfig:
             qk_norm=family == "qwen3",
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
             initializer_range=float(raw.get("initializer_range", 0.02)),
-            eos_token_ids=ids(eos),
+            eos_token_ids=_ids(eos),
             bos_token_id=raw.get("bos_token_id"),
             pad_token_id=raw.get("pad_token_id"),
         )
@@ -178,7 +178,7 @@ class ModelConfig:
         return raw
 
 
-def ids(value: int | list[int] | None) -> tuple[int, ...]:
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     """Returns a token id field of a json file (absent, one id or a list of ids) as a tuple."""
     if value is None:
         return ()

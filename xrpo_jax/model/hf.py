@@ -113,7 +113,7 @@ def load(path: str | os.PathLike, dtype=jnp.float32) -> tuple[ModelConfig, dict]
     unknown, spare_head = [], None
     for file in _weight_files(folder):
         with safe_open(file, framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a dict, it has no __iter__
+            for name in tensors.keys():  # not a dict: it has no __iter__
                 if name in seen:
                     raise ValueError(f"{name} is stored twice, in {seen[name]} and {file.name}")
                 seen[name] = file.name

@@ -1,0 +1,308 @@
+"""The sampler on a tiny random model: rows depend on their coordinates alone, and on nothing else.
+
+Shapes: N rows · T new tokens · V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from tiny import policy as tiny
+
+from xrpo_jax import mesh as meshes
+from xrpo_jax import rng
+from xrpo_jax.policy import Policy, token_stats
+from xrpo_jax.sampler import Method, Sampler, log_probs, make_draw
+
+NEW = 6  # T
+VOCABULARY = tiny.MODEL.vocab_size
+STOPS = tiny.MODEL.eos_token_ids
+SHALLOW = dataclasses.replace(tiny.MODEL, num_layers=1)
+PROMPTS = [np.array(tiny.encode(text), np.int32) for text in ("abc:", "k:", "ponm:", "d:", "af:")]
+# Ragged on purpose: a prompt with one rollout, some with several, one with none, in mixed order.
+ROW = np.array([0, 2, 2, 0, 1, 4, 2, 0, 4, 2, 0, 2, 4, 0])
+INDEX = np.array([0, 0, 1, 1, 0, 0, 2, 2, 1, 3, 3, 4, 2, 9])
+PROMPT = np.array([50, 7, 11, 12, 13])[ROW]  # places in the task, unlike those in the call
+
+
+@functools.cache
+def make(slots=16, lengths=(8,), devices=1, method=None):
+    """A draw with the parameters bound; each other setting is a compilation of seconds."""
+    sampler = Sampler(
+        model=tiny.MODEL,
+        method=method or Method(),
+        dtype="float32",
+        prompts=len(PROMPTS),
+        slots=slots,
+        lengths=lengths,
+        max_new_tokens=NEW,
+        stop_ids=STOPS,
+    )
+    mesh = meshes.make(devices)
+    params = jax.device_put(tiny.weights(), meshes.everywhere(mesh))
+    return functools.partial(make_draw(sampler, mesh), params)
+
+
+def keys(prompt=PROMPT, index=INDEX, step=0):
+    return rng.Rows(step_key=rng.key(0, step, "rollout"), prompt=prompt, index=index)
+
+
+@functools.cache
+def straight():
+    """What every other way of drawing the same rows must give."""
+    return make()(PROMPTS, ROW, keys(), NEW)
+
+
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.length, expected.length)
+    np.testing.assert_array_equal(found.stopped, expected.stopped)
+    np.testing.assert_allclose(found.logp, expected.logp, atol=1e-5)
+
+
+def take(samples, rows):
+    return jax.tree.map(lambda leaf: leaf[rows], samples)
+
+
+def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
+    """The trainer's log-probs f32[N,S] of whole rows."""
+    width = len(PROMPTS[2]) + NEW
+    tokens = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+    length = np.array([len(row) for row in rows], np.int32)
+    run = jax.jit(token_stats, static_argnums=0)
+    policy = Policy(model=model, temperature=temperature)
+    return run(policy, tiny.weights(model), tokens, length).logp
+
+
+def whole_rows(samples, row=ROW):
+    return [
+        np.concatenate([PROMPTS[place], samples.tokens[i, : samples.length[i]]])
+        for i, place in enumerate(row)
+    ]
+
+
+# --- a row depends on its prompt and its coordinates alone ---------------------------------------
+
+
+def test_the_rows_of_the_test_are_not_all_alike():
+    samples = straight()
+    assert len({row.tobytes() for row in samples.tokens}) >= 12
+    assert 0 < samples.stopped.sum() < len(ROW) and len(set(samples.length)) >= 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"slots": 4}, {"lengths": (5, 16)}, {"devices": 2}, {"devices": 8}],
+    ids=str,
+)
+def test_sizes_change_nothing(settings):
+    assert_same(make(**settings)(PROMPTS, ROW, keys(), NEW), straight())
+
+
+def test_order_of_rows_and_of_prompts_changes_nothing():
+    order = np.random.default_rng(0).permutation(len(ROW))
+    places = np.array([3, 0, 4, 2, 1])  # the new place of each prompt
+    prompts = [PROMPTS[int(np.flatnonzero(places == i)[0])] for i in range(5)]
+    found = make()(prompts, places[ROW[order]], keys(PROMPT[order], INDEX[order]), NEW)
+    assert_same(found, take(straight(), order))
+
+
+@pytest.mark.parametrize("rows", [[4], [1, 2, 6], list(range(0, 14, 2))], ids=str)
+def test_other_rows_change_nothing(rows):
+    rows = np.array(rows)
+    found = make()(PROMPTS, ROW[rows], keys(PROMPT[rows], INDEX[rows]), NEW)
+    assert_same(found, take(straight(), rows))
+
+
+def test_more_rows_than_slots_and_fewer_prompts_than_places():
+    count = 21
+    row, index = np.zeros(count, int), np.arange(count)
+    found = make()(PROMPTS[:1], row, keys(np.full(count, 50), index), NEW)
+    again = make(slots=4)(PROMPTS[:1], row, keys(np.full(count, 50), index), NEW)
+    assert_same(again, found)
+    assert_same(take(found, np.array([0, 1, 2, 3, 9])), take(straight(), np.flatnonzero(ROW == 0)))
+
+
+def test_coordinates_are_what_makes_rows_differ():
+    row, same = np.zeros(14, int), np.zeros(14, int)
+    draw = make()
+    alike = draw(PROMPTS, row, keys(same, same), NEW).tokens
+    assert len({tokens.tobytes() for tokens in alike}) == 1
+    by_index = draw(PROMPTS, row, keys(same, np.arange(14)), NEW).tokens
+    by_prompt = draw(PROMPTS, row, keys(np.arange(14), same), NEW).tokens
+    assert len({tokens.tobytes() for tokens in by_index}) > 10
+    assert len({tokens.tobytes() for tokens in by_prompt}) > 10
+    assert (by_index[1:] != by_prompt[1:]).any(axis=1).all()
+    other_step = draw(PROMPTS, row, keys(same, np.arange(14), step=1), NEW).tokens
+    assert (by_index != other_step).any(axis=1).sum() > 10
+
+
+# --- log-probs -----------------------------------------------------------------------------------
+
+
+def test_log_probs_are_the_trainer_s():
+    samples = straight()
+    expected = forward(whole_rows(samples))
+    for i, place in enumerate(ROW):
+        start, length = len(PROMPTS[place]), samples.length[i]
+        np.testing.assert_allclose(
+            samples.logp[i, :length], expected[i, start : start + length], atol=1e-4
+        )
+        assert not samples.logp[i, length:].any() and not samples.tokens[i, length:].any()
+
+
+def test_greedy_is_the_argmax_of_a_full_forward():
+    row, zero = np.arange(5), np.zeros(5, int)
+    samples = make(method=Method(temperature=0.0))(PROMPTS, row, keys(zero, zero), NEW)
+    assert not samples.logp.any()  # the one possible token has probability one
+    for i, prompt in enumerate(PROMPTS):
+        rows, stopped = [prompt], False
+        while len(rows[0]) < len(prompt) + NEW and not stopped:
+            continued = [np.append(rows[0], token) for token in range(VOCABULARY)]
+            logp = forward(continued)[:, len(rows[0])]
+            rows = [continued[int(np.argmax(logp))]]
+            stopped = rows[0][-1] in STOPS
+        found = samples.tokens[i, : samples.length[i]]
+        assert found.tolist() == rows[0][len(prompt) :].tolist()
+        assert samples.stopped[i] == stopped
+
+
+# --- stopping ------------------------------------------------------------------------------------
+
+
+def test_a_row_ends_with_the_first_of_several_stop_tokens():
+    samples = straight()
+    used = set()
+    for tokens, length, stopped in zip(
+        samples.tokens, samples.length, samples.stopped, strict=True
+    ):
+        is_stop = np.isin(tokens[:length], STOPS)
+        assert is_stop.sum() == stopped and (not stopped or is_stop[-1])
+        assert stopped or length == NEW
+        used |= set(tokens[:length][is_stop].tolist())
+    assert len(used) > 1
+
+
+def test_the_limit_is_a_row_s_own():
+    limit = np.arange(len(ROW)) % (NEW + 1)
+    found, full = make()(PROMPTS, ROW, keys(), limit), straight()
+    np.testing.assert_array_equal(found.length, np.minimum(full.length, limit))
+    np.testing.assert_array_equal(found.stopped, full.stopped & (full.length <= limit))
+    for i, length in enumerate(found.length):
+        np.testing.assert_array_equal(found.tokens[i, :length], full.tokens[i, :length])
+        assert not found.tokens[i, length:].any() and not found.logp[i, length:].any()
+
+
+# --- the distribution sampled from ---------------------------------------------------------------
+
+METHODS = {
+    "plain": Method(),
+    "hot": Method(temperature=1.7),
+    "cold": Method(temperature=0.5),
+    "top_k": Method(top_k=4),
+    "top_p": Method(top_p=0.7),
+    "all": Method(temperature=1.3, top_k=9, top_p=0.8),
+}
+
+
+def oracle(logits: np.ndarray, method: Method) -> np.ndarray:
+    """Probabilities by the textbook, for one row of distinct logits."""
+    order = np.argsort(-logits)
+    scaled = np.exp((logits - logits.max()) / method.temperature)[order]
+    if method.top_k:
+        scaled[method.top_k :] = 0
+    scaled /= scaled.sum()
+    kept, mass = 0, 0.0
+    while mass < method.top_p - 1e-12 and kept < len(scaled):
+        mass += scaled[kept]
+        kept += 1
+    scaled[kept:] = 0
+    found = np.zeros(len(logits))
+    found[order] = scaled / scaled.sum()
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_log_probs_are_those_of_the_textbook(method):
+    logits = np.random.default_rng(1).normal(0, 2, (7, 40)).astype(np.float32)
+    found = np.exp(np.asarray(log_probs(jnp.array(logits), method), np.float64))
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+    expected = [oracle(row.astype(np.float64), method) for row in logits]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    if method.top_k:
+        assert ((found > 0).sum(axis=1) <= method.top_k).all()
+
+
+def test_top_p_keeps_at_least_the_likeliest_and_top_k_those_that_tie():
+    logits = jnp.array([[3.0, 2.0, 2.0, 0.0]])
+    only = np.asarray(log_probs(logits, Method(top_p=1e-6)))
+    assert np.isfinite(only).tolist() == [[True, False, False, False]] and only[0, 0] == 0
+    tied = np.asarray(log_probs(logits, Method(top_k=2)))
+    assert np.isfinite(tied).tolist() == [[True, True, True, False]]
+    off = np.asarray(log_probs(logits, Method(top_k=4)))
+    np.testing.assert_array_equal(off, np.asarray(log_probs(logits, Method(top_k=9))))
+    np.testing.assert_array_equal(off, np.asarray(log_probs(logits, Method())))
+
+
+@pytest.mark.parametrize("name", ["plain", "hot", "top_k", "top_p"])
+def test_tokens_are_drawn_from_their_log_probs(name):
+    count, prompt, method = 4096, PROMPTS[0], METHODS[name]
+    one_token = Sampler(
+        model=SHALLOW,
+        method=method,
+        dtype="float32",
+        prompts=1,
+        slots=1024,
+        lengths=(len(prompt),),
+        max_new_tokens=1,
+        stop_ids=(0,),
+    )
+    params = tiny.weights(SHALLOW)
+    every = [np.append(prompt, token) for token in range(VOCABULARY)]
+    logp = forward(every, model=SHALLOW)[:, len(prompt)]
+    expected = oracle(np.asarray(logp, np.float64), method)
+    draw = make_draw(one_token, meshes.make(1))
+    places = np.zeros(count, int)
+    found = draw(params, [prompt], places, keys(places, np.arange(count)), 1)
+    counts = np.bincount(found.tokens[:, 0], minlength=VOCABULARY)
+    assert not counts[expected == 0].any()
+    np.testing.assert_allclose(np.exp(found.logp[:, 0]), expected[found.tokens[:, 0]], rtol=1e-4)
+    if name == "hot":  # the trainer has the temperature too
+        hot = forward(every, method.temperature, SHALLOW)[:, len(prompt)]
+        np.testing.assert_allclose(np.exp(hot), expected, rtol=1e-4)
+    # Rare tokens share a cell, as the chi-square's approximation wants.
+    rare = expected * count < 5
+    cells = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum()) * count
+    assert stats.chisquare(cells[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_a_prompt_must_fit():
+    row, zero = np.zeros(1, int), np.zeros(1, int)
+    with pytest.raises(ValueError, match="9 tokens; allowed: at most 8"):
+        make()([np.ones(9, np.int32)], row, keys(zero, zero), NEW)
+    with pytest.raises(ValueError, match="empty prompt"):
+        make()([np.ones(0, np.int32)], row, keys(zero, zero), NEW)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"temperature": -0.1}, "temperature=-0.1; allowed: 0"),
+        ({"top_k": -1}, "top_k=-1; allowed: 0"),
+        ({"top_p": 0.0}, "top_p=0.0; allowed: above 0"),
+        ({"top_p": 1.5}, "top_p=1.5; allowed: above 0, at most 1"),
+    ],
+)
+def test_a_method_must_make_sense(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Method(**settings)
