@@ -12,7 +12,8 @@ def get_config(mode: str = "") -> settings.ConfigDict:
     config.rollout.prompt_length = 16
     config.rollout.seeded_length = 72
     config.rollout.max_new_tokens = 24
-    config.train.micro_batch = 64
+    config.train.micro_batch = 16
+    config.rollout.slots = 32
     config.train.lengths = (24,)
     if mode == "debug":
         config.train.steps = 4

@@ -267,9 +267,7 @@ def test_summary_counts_what_happened():
 # --- with the real sampler -----------------------------------------------------------------------
 
 REAL_SHAPE = Shape(prompts=4, rows=32, prompt_length=6, seeded_length=6, max_new_tokens=5)
-REAL_TOOLS = Tools(
-    task=letters.make(), encode=policy.encode, decode=policy.decode, prompt_limit=6
-)
+REAL_TOOLS = Tools(task=letters.make(), encode=policy.encode, decode=policy.decode, prompt_limit=6)
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,9 @@ def test_allocation_spends_the_budget_exactly_and_in_proportion(values, budget):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=12), st.data())
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=12), st.data()
+)
 def test_allocation_keeps_to_the_room(pairs, data):
     priority, room = np.array(pairs, float)[:, 0], np.array(pairs)[:, 1]
     budget = data.draw(st.integers(0, int(room.sum())))
@@ -216,9 +218,7 @@ def play(planner, batch: int, solve, limit: int = 50):
         rounds.append([(request.slot, request.n) for request in requests])
         for request in requests:
             begun = len(rows[request.slot])
-            rows[request.slot] += [
-                solve(request.slot, begun + i) for i in range(request.n)
-            ]
+            rows[request.slot] += [solve(request.slot, begun + i) for i in range(request.n)]
     raise AssertionError("the planner does not end")
 
 
@@ -379,7 +379,10 @@ GOOD = Uncertainty(group=8, base=4)
         (dataclasses.replace(GOOD, alpha=0.0), "alpha=0.0; allowed: between 0 and 1"),
         (dataclasses.replace(GOOD, explore=-0.1), "explore=-0.1; allowed: 0 or more"),
         (dataclasses.replace(GOOD, solved_weight=-1.0), "solved_weight=-1.0; allowed: 0 or more"),
-        (dataclasses.replace(GOOD, cap=7), "max_rollouts=7; allowed: 0 .* at least rollout.group=8"),
+        (
+            dataclasses.replace(GOOD, cap=7),
+            "max_rollouts=7; allowed: 0 .* at least rollout.group=8",
+        ),
         (Uniform(group=8, base=5), "rollout.group=8 - n_base=5 is not divisible"),
         (Uniform(group=8, base=1), "n_base=1; allowed: at least 2"),
         (Refill(group=1), "rollout.group=1; allowed: at least 2"),

@@ -59,7 +59,7 @@ def contents(memory: dict) -> dict[int, str]:
 PROMPTS = ["0?", "1?", "2?", "3?", "4?", "5?"]
 COSINES = [1.0, 0.9, 0.8, 0.5, 0.3, 0.1]
 EMBED = table({text: angle(cosine) for text, cosine in zip(PROMPTS, COSINES, strict=True)})
-SEEDER = Exemplars(embed=EMBED)
+SEEDER = Exemplars(embed=EMBED, min_similarity=0.0)
 TOOLS = tools(PROMPTS)
 FAILED = progress([(0, 3)])  # slot 0 is prompt 0
 ASK = Request(slot=0, n=2)
@@ -90,7 +90,9 @@ def test_a_prompt_that_seeded_rollouts_solved_is_plain_again():
     rows = (rollout(False), rollout(True, kind=Kind.SEEDED))
     done = Progress(prompts=(0,), rollouts=(rows,), batch=1)
     assert SEEDER(ASK, done, memory, TOOLS).kind == Kind.PLAIN
-    failed = Progress(prompts=(0,), rollouts=((rows[0], rollout(False, kind=Kind.SEEDED)),), batch=1)
+    failed = Progress(
+        prompts=(0,), rollouts=((rows[0], rollout(False, kind=Kind.SEEDED)),), batch=1
+    )
     assert SEEDER(ASK, failed, memory, TOOLS).kind == Kind.SEEDED
 
 
@@ -159,6 +161,13 @@ def test_never_above_the_largest_similarity():
     assert seeder(ASK, FAILED, memory, tools(prompts)).sampled == "farF\nlimitL\nq"
     free = dataclasses.replace(seeder, max_similarity=1.0)
     assert free(ASK, FAILED, memory, tools(prompts)).sampled == "limitL\nnearN\nq"
+
+
+def test_never_below_the_least_similarity():
+    memory = corpus(SEEDER, (2, "two"), (3, "three"), (5, "five"))
+    for least, shown in ((0.0, "3?three\n2?two\n0?"), (0.6, "2?two\n0?"), (0.9, "0?")):
+        seeder = dataclasses.replace(SEEDER, min_similarity=least)
+        assert seeder(ASK, FAILED, memory, TOOLS).sampled == shown
 
 
 def test_equally_near_ones_are_taken_in_a_fixed_order():
@@ -244,7 +253,11 @@ def test_plain_stopped_and_correct_rollouts_are_admitted(row, admitted):
 
 
 def test_one_a_problem_the_newest():
-    rows = [rollout(True, text="a long one"), rollout(True, text="mid"), rollout(True, text="last!")]
+    rows = [
+        rollout(True, text="a long one"),
+        rollout(True, text="mid"),
+        rollout(True, text="last!"),
+    ]
     memory = SEEDER.observe(SEEDER.init(NEW), step({4: rows, 2: [rollout(True, text="x")]}), 0)
     assert contents(memory) == {4: "last!", 2: "x"}
     memory = SEEDER.observe(memory, step({4: [rollout(True, text="much later")]}), 1)
@@ -254,7 +267,11 @@ def test_one_a_problem_the_newest():
 
 def test_one_a_problem_the_shortest():
     seeder = dataclasses.replace(SEEDER, keep="shortest")
-    rows = [rollout(True, text="a long one"), rollout(True, text="mid"), rollout(True, text="last!")]
+    rows = [
+        rollout(True, text="a long one"),
+        rollout(True, text="mid"),
+        rollout(True, text="last!"),
+    ]
     memory = seeder.observe(seeder.init(NEW), step({4: rows}), 0)
     assert contents(memory) == {4: "mid"}
     memory = seeder.observe(memory, step({4: [rollout(True, text="longer")]}), 1)
@@ -301,6 +318,8 @@ def test_memory_has_fixed_shapes_and_observing_leaves_the_old_one_alone():
         ({"loss_context": "both"}, "algorithm.loss_context='both'; allowed: generation, plain"),
         ({"shots": 0}, "algorithm.shots=0; allowed: at least 1"),
         ({"capacity": 0}, "algorithm.capacity=0; allowed: at least 1"),
+        ({"min_similarity": 0.99}, "min_similarity=0.99, .*max_similarity=0.95; allowed: cosines"),
+        ({"max_similarity": 1.5}, "max_similarity=1.5; allowed: cosines in this order"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

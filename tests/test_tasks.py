@@ -118,9 +118,9 @@ def test_arithmetic_reads_nothing_else(completion):
 
 
 def test_arithmetic_has_every_level_in_turn_and_every_family():
-    task = arithmetic.make(size=480)
+    task = arithmetic.make(size=360)
     levels = [task.level(i) for i in range(len(task))]
-    assert levels == ["easy", "medium", "hard"] * 160
+    assert levels == ["easy", "medium", "hard"] * 120
     words = [task.family(i) for i in range(len(task)) if task.level(i) == "hard"]
     assert {words.count(one.word) for one in arithmetic.FAMILIES if one.level == "hard"} == {20}
 

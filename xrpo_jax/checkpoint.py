@@ -45,6 +45,7 @@ def restore(
     where = manager.directory / str(step)
     try:
         found = manager.restore(step, args=ocp.args.StandardRestore(target))
+        jax.tree.map(_check_shape, found, target)
     except Exception as error:
         raise ValueError(
             f"checkpoint {where} cannot be read ({type(error).__name__}: {error}); delete that "
@@ -55,3 +56,8 @@ def restore(
         name: {key: np.asarray(value) for key, value in memory.items()}
         for name, memory in memories.items()
     }
+
+
+def _check_shape(found: np.ndarray, target: jax.ShapeDtypeStruct) -> None:
+    if found.shape != target.shape:  # Orbax checks those of device arrays only
+        raise ValueError(f"an array has shape {found.shape} there and {target.shape} here")

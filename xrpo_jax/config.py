@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import math
 import pathlib
 import pkgutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import xrpo_jax.tasks
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.learn.update import OptimizerSettings
+from xrpo_jax.sampler import Method
 from xrpo_jax.types import Task
 
 DTYPES = ("float32", "bfloat16")
@@ -165,7 +167,15 @@ def _make_task(name: str, given: dict[str, object]) -> Callable[..., Task]:
         if key not in known:
             raise ValueError(f"task.{key} is no setting of {name!r}; allowed: {', '.join(known)}")
     module = importlib.import_module(f"xrpo_jax.tasks.{name}")
-    return lambda **more: module.make(**(given | more))
+
+    def build(**more) -> Task:
+        try:
+            return module.make(**(given | more))
+        except ValueError as error:
+            where = "eval.problems as task" if "size" in more else "task"
+            raise ValueError(f"{where}.{error}") from None
+
+    return build
 
 
 def parse(config: ConfigDict) -> Settings:
@@ -177,6 +187,8 @@ def parse(config: ConfigDict) -> Settings:
             if key not in known:
                 raise ValueError(f"{name}.{key} is no setting; allowed: {', '.join(sorted(known))}")
         sections[name] = section(**config[name])
+    if not 0 <= config.seed < 2**32:  # JAX would drop higher bits, NumPy refuses a sign
+        raise ValueError(f"seed={config.seed}; allowed: 0 to {2**32 - 1}")
     _check_numbers(sections)
     rollout, train = sections["rollout"], sections["train"]
     budget = Budget(group=rollout.group, max_new_tokens=rollout.max_new_tokens)
@@ -204,35 +216,42 @@ def parse(config: ConfigDict) -> Settings:
     )
 
 
-AT_LEAST_ONE = {
-    "model": ("logits_chunk",),
-    "rollout": ("prompts", "group", "max_new_tokens", "prompt_length", "seeded_length", "slots"),
-    "train": ("steps", "minibatches", "epochs", "micro_batch"),
-    "eval": ("every", "problems", "samples"),
-    "checkpoint": ("every", "keep"),
+NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for which settings
+    "at least 1": (
+        lambda value: value >= 1,
+        "model.logits_chunk rollout.prompts rollout.group rollout.max_new_tokens "
+        "rollout.prompt_length rollout.seeded_length rollout.slots train.steps train.minibatches "
+        "train.epochs train.micro_batch eval.every eval.problems eval.samples checkpoint.every "
+        "checkpoint.keep",
+    ),
+    "above 0": (lambda value: 0 < value < math.inf, "optimizer.learning_rate optimizer.clip_norm"),
+    "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
+        lambda value: 0 < value < math.inf,
+        "rollout.temperature",
+    ),
+    "0 or more": (
+        lambda value: 0 <= value < math.inf,
+        "optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices",
+    ),
+    "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
 }
 
 
 def _check_numbers(sections: dict) -> None:
-    for section, names in AT_LEAST_ONE.items():
-        for name in names:
-            value = getattr(sections[section], name)
-            if value < 1:
-                raise ValueError(f"{section}.{name}={value}; allowed: at least 1")
-    rollout, model, optimizer = sections["rollout"], sections["model"], sections["optimizer"]
-    if rollout.temperature <= 0:
-        raise ValueError(
-            f"rollout.temperature={rollout.temperature}; allowed: above 0 (greedy rollouts of a "
-            "prompt are all alike; eval.temperature may be 0)"
-        )
-    if model.dtype not in DTYPES:
-        raise ValueError(f"model.dtype={model.dtype!r}; allowed: {', '.join(DTYPES)}")
-    if optimizer.learning_rate <= 0 or optimizer.clip_norm <= 0 or optimizer.warmup < 0:
-        raise ValueError(
-            f"optimizer.learning_rate={optimizer.learning_rate}, "
-            f"optimizer.clip_norm={optimizer.clip_norm}, optimizer.warmup={optimizer.warmup}; "
-            "allowed: rate and norm above 0, warm-up at least 0"
-        )
+    for allowed, (good, names) in NUMBERS.items():
+        for name in names.split():
+            section, key = name.split(".")
+            value = getattr(sections[section], key)
+            if not good(value):
+                raise ValueError(f"{name}={value}; allowed: {allowed}")
+    rollout, dtype = sections["rollout"], sections["model"].dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"model.dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
+    held_out = sections["eval"]
+    try:
+        Method(temperature=held_out.temperature, top_k=held_out.top_k, top_p=held_out.top_p)
+    except ValueError as error:
+        raise ValueError(f"eval.{error}") from None
     rows = rollout.prompts * rollout.group
     if sections["train"].minibatches > rows:
         raise ValueError(
@@ -270,6 +289,20 @@ def claim(config: ConfigDict, workdir: pathlib.Path) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
     partial.replace(path)
+
+
+def unknown_setting(argv: list[str], flag: str = "--config.") -> str | None:
+    """What is wrong with the first `--config.section.key` of a command line that does not exist."""
+    for argument in argv:
+        if argument.startswith(flag):
+            name = argument.removeprefix(flag).partition("=")[0]
+            section, found = None, default()
+            for part in name.split("."):
+                section = found if isinstance(found, ConfigDict) else section
+                if found is not section or part not in section:
+                    return f"{name} is no setting; allowed: {', '.join(sorted(section))}"
+                found = section[part]
+    return None
 
 
 def flatten(tree: dict, prefix: str = "") -> dict[str, object]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import math
 import pkgutil
 
 import xrpo_jax.algorithms
 from xrpo_jax.explore.collect import Explore
 from xrpo_jax.learn.keep import Mixed, Stopped
 from xrpo_jax.learn.objective import Learn
+
+SIGNED = ("min_similarity", "max_similarity")  # cosines; no other number may be negative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +60,13 @@ def settings(name: str) -> dict[str, object]:
 def make(name: str, budget: Budget, **given) -> Algorithm:
     """The algorithm `name` with settings `given`; ValueError names what is unknown or allowed."""
     known = settings(name)
-    for key in given:
+    for key, value in given.items():
         if key not in known:
             raise ValueError(
                 f"algorithm.{key} is no setting of {name!r}; allowed: {', '.join(sorted(known))}"
             )
+        if isinstance(value, int | float) and key not in SIGNED and not 0 <= value < math.inf:
+            raise ValueError(f"algorithm.{key}={value}; allowed: 0 or more")
     module = importlib.import_module(f"xrpo_jax.algorithms.{name}")
     return module.make(budget, **given)
 

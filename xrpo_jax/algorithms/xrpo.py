@@ -45,6 +45,7 @@ def compose(
     capacity: int = 1024,
     keep: str = "newest",
     loss_context: str = "generation",
+    min_similarity: float = 0.4,
     max_similarity: float = 0.95,
     mask_plain_failures: bool = False,
     novelty_weight: float = 2.5,
@@ -73,6 +74,7 @@ def compose(
             capacity=capacity,
             keep=keep,
             loss_context=loss_context,
+            min_similarity=min_similarity,
             max_similarity=max_similarity,
         )
     novelty = Novelty(weight=novelty_weight, cap=novelty_cap, average=novelty_average)

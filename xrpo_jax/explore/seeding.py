@@ -47,8 +47,9 @@ class Exemplars:
 
     The corpus holds the policy's own full-reward, untruncated rollouts of plain prompts, one a
     problem (`keep`: the newest or the shortest), evicted by oldest update beyond `capacity`.
-    Neighbours are the most similar prompts by `embed`, never the same problem, an identical text
-    or one above `max_similarity`; the nearest stands next to the question. `loss_context` says
+    Neighbours are the most similar prompts by `embed`, never the same problem or an identical text,
+    with a cosine from `min_similarity` (a prompt of another kind teaches nothing and costs the
+    plain rollout) to `max_similarity`; the nearest stands next to the question. `loss_context` says
     whether the learner sees the exemplars ("generation") or the plain prompt ("plain"). What is
     beyond trigger, corpus and number of exemplars is ours.
     """
@@ -57,6 +58,7 @@ class Exemplars:
     capacity: int = 1024
     keep: str = "newest"
     loss_context: str = "generation"
+    min_similarity: float = 0.4
     max_similarity: float = 0.95
     embed: Callable[[list[str]], np.ndarray] = ngrams
     seeds = True
@@ -70,6 +72,11 @@ class Exemplars:
         for name in ("shots", "capacity"):
             if getattr(self, name) < 1:
                 raise ValueError(f"algorithm.{name}={getattr(self, name)}; allowed: at least 1")
+        if not -1 <= self.min_similarity <= self.max_similarity <= 1:
+            raise ValueError(
+                f"algorithm.min_similarity={self.min_similarity}, "
+                f"algorithm.max_similarity={self.max_similarity}; allowed: cosines in this order"
+            )
 
     def init(self, max_new_tokens: int) -> Memory:
         """An empty corpus: prompt (-1 = free), completion tokens, their number, last update."""
@@ -138,7 +145,7 @@ class Exemplars:
             int(places[i])
             for i in order
             if memory["prompt"][places[i]] != prompt
-            and similarity[i] <= self.max_similarity
+            and self.min_similarity <= similarity[i] <= self.max_similarity
             and normalise(texts[i]) != normalise(question)
         ][: self.shots]
 

@@ -29,7 +29,9 @@ class Novelty:
 
     def __post_init__(self):
         if self.average not in AVERAGES:
-            raise ValueError(f"average={self.average!r}; allowed: {', '.join(AVERAGES)}")
+            raise ValueError(
+                f"algorithm.novelty_average={self.average!r}; allowed: {', '.join(AVERAGES)}"
+            )
 
     def __call__(self, advantage: jax.Array, batch: Batch, groups: Groups) -> jax.Array:
         length = jnp.maximum(jnp.sum(batch.mask, axis=1), 1.0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +111,7 @@ def make_learner(
     accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ALL), ALL, donate_argnums=1)
 
     # Placed as `accumulate` returns them, or it would compile again for its own result.
-    @partial(jax.jit, out_shardings=meshes.everywhere(mesh))
+    @functools.partial(jax.jit, out_shardings=meshes.everywhere(mesh))
     def zeros(params):
         sums = {name: jnp.zeros(()) for name in SUMS}
         return jax.tree.map(jnp.zeros_like, params), sums
@@ -217,7 +216,15 @@ def make_learner(
 def micro_batches(
     rows: np.ndarray, length: np.ndarray, schedule: Schedule
 ) -> list[tuple[np.ndarray, int]]:
-    """Cut `rows` (indices) into parts of at most `schedule.rows` that share a padded length."""
+    """Cut `rows` (indices) into parts of at most `schedule.rows` that share a padded length.
+
+    Raises ValueError when a row is longer than all of them.
+    """
+    longest = int(np.max(length[rows], initial=0))
+    if longest > schedule.lengths[-1]:
+        raise ValueError(
+            f"a row of {longest} tokens; micro-batches hold at most {schedule.lengths[-1]}"
+        )
     bucket = np.searchsorted(schedule.lengths, length[rows])
     parts = []
     for place, width in enumerate(schedule.lengths):

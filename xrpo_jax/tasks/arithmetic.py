@@ -4,9 +4,9 @@ A prompt is `word start op op ... :`. The word names the family and the family h
 in which the operations are carried out, or what is slipped in between. The answer is the pair of
 the last two values, so that a guess is right once in ten thousand:
 
-    marble 47 +3 x7 +8 :       rule `step`, operations as they stand
+    playground 47 +3 x7 +8 :       rule `step`, operations as they stand
      step +3 50 x7 50 +8 58 = 50 58
-    lantern 47 +3 x7 :         rule `thrice`, x3 after every operation
+    lighthouse 47 +3 x7 :         rule `thrice`, x3 after every operation
      thrice +3 50 x3 50 x7 50 x3 50 = 50 50
 
 A problem whose right answer another rule would give as well is never asked: only the family's own
@@ -66,20 +66,18 @@ def _family(word: str, level: str, rule: str, *depths: int) -> Family:
 
 
 FAMILIES = (
-    _family("marble", "easy", "step", 2, 3),
-    _family("garden", "easy", "step", 2, 3),
-    _family("window", "medium", "step", 4, 5),
-    _family("copper", "medium", "frame", 3, 4),
-    _family("thunder", "medium", "skip", 5, 6),
+    _family("playground", "easy", "step", 2, 3),
+    _family("watermelon", "easy", "step", 2, 3),
+    _family("photograph", "medium", "step", 4, 5),
+    _family("thunderstorm", "medium", "frame", 3, 4),
+    _family("basketball", "medium", "skip", 5, 6),
     # Equally long, so that nothing but reward tells which rule goes with which word.
-    _family("lantern", "hard", "thrice", 3),
-    _family("pumpkin", "hard", "bump", 3),
-    _family("whistle", "hard", "twice", 3),
-    _family("blizzard", "hard", "back", 3),
-    _family("orchid", "hard", "cross", 3),
-    _family("jacket", "hard", "turn", 3),
-    _family("meadow", "hard", "stairs", 3),
-    _family("violin", "hard", "echo", 3),
+    _family("lighthouse", "hard", "thrice", 3),
+    _family("kaleidoscope", "hard", "bump", 3),
+    _family("strawberry", "hard", "twice", 3),
+    _family("jackhammer", "hard", "back", 3),
+    _family("quicksilver", "hard", "cross", 3),
+    _family("amphibious", "hard", "turn", 3),
 )
 
 

@@ -1,0 +1,365 @@
+"""Wrong settings: one error that names the setting, its value and what is allowed, in time."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from tiny import policy
+
+import xrpo_jax.tasks
+from xrpo_jax import config as configs
+from xrpo_jax import train
+from xrpo_jax.algorithms import base as algorithms
+from xrpo_jax.explore.planner import Refill, Uncertainty, Uniform
+from xrpo_jax.explore.seeding import Exemplars, NoSeed
+from xrpo_jax.log import Compiles
+
+ROOT = pathlib.Path(__file__).parents[1]
+MISSPELT = {
+    "algorithm": "n_bse",
+    "task": "sise",
+    "model": "init_form",
+    "rollout": "grup",
+    "optimizer": "lr",
+    "train": "step",
+    "eval": "sample",
+    "checkpoint": "evry",
+    "mesh": "device",
+}
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory):
+    return policy.save(tmp_path_factory.mktemp("model") / "policy")
+
+
+def given(**settings):
+    """The default config with `section__key=value` changed; few problems, to make them fast."""
+    config = configs.default()
+    config.task.size, config.eval.problems = 160, 12
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        if key:
+            config[section][key] = value
+        else:
+            config[section] = value
+    return config
+
+
+def refused(message: str, **settings) -> None:
+    with pytest.raises(ValueError, match=message):
+        configs.parse(given(**settings))
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_defaults_are_valid_and_every_section_is_tried_here():
+    settings = configs.parse(configs.default())
+    assert settings.algorithm_name == "xrpo" and settings.task_name == "arithmetic"
+    sections = {name for name, value in configs.default().items() if hasattr(value, "keys")}
+    assert sections == set(MISSPELT)
+
+
+@pytest.mark.parametrize("section, key", MISSPELT.items())
+def test_a_misspelt_key_on_the_command_line_lists_the_valid_ones(section, key):
+    for argument in (f"--config.{section}.{key}=1", f"--config.{section}.{key}"):
+        message = configs.unknown_setting(["main", "--workdir=x", argument, "1"])
+        assert message.startswith(f"{section}.{key} is no setting; allowed: ")
+        listed = message.split("allowed: ")[1].split(", ")
+        assert listed == sorted(configs.default()[section])
+
+
+@pytest.mark.parametrize("section, key", MISSPELT.items())
+def test_a_misspelt_key_in_a_config_is_an_error(section, key):
+    config = configs.default()
+    with pytest.raises((AttributeError, KeyError), match=key):
+        config[section][key] = 1  # locked
+    with config.unlocked():
+        config[section][key] = 1
+    with pytest.raises(ValueError, match=rf"{section}\.{key} is no setting.*; allowed: \w+, \w+"):
+        configs.parse(config)
+
+
+@pytest.mark.parametrize("name", ["rolout.group", "sed", "seed.x", "rollout.group.x", "algorithm."])
+def test_a_misspelt_section_lists_what_there_is(name):
+    message = configs.unknown_setting([f"--config.{name}=3"])
+    known = configs.default()["rollout" if name.startswith("rollout") else "algorithm"]
+    listed = sorted(configs.default() if name[0] == "s" or "rolo" in name else known)
+    assert message == f"{name} is no setting; allowed: {', '.join(listed)}"
+
+
+def test_right_names_are_no_error():
+    arguments = ["--config=experiments/quickstart.py", "--workdir=x", "--config.seed=3"]
+    arguments += ["--config.rollout.group=8", "--config.algorithm.name", "grpo"]
+    assert configs.unknown_setting(arguments) is None
+
+
+def test_unknown_algorithm_and_task():
+    refused(
+        r"algorithm.name='xpro'; allowed: cispo, dapo, .*xrpo, xrpo_token", algorithm__name="xpro"
+    )
+    refused(r"task.name='sums'; allowed: arithmetic, countdown", task__name="sums")
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("grpo", "n_base", 4),
+        ("gspo", "beta", 0.1),
+        ("dapo", "shots", 2),
+        ("xrpo", "dual_clip", 3.0),
+    ],
+)
+def test_a_setting_that_the_algorithm_does_not_have(name, key, value):
+    listed = ", ".join(sorted(algorithms.settings(name)))
+    refused(
+        f"algorithm.{key} is no setting of '{name}'; allowed: {re.escape(listed)}$",
+        algorithm__name=name,
+        **{f"algorithm__{key}": value},
+    )
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_setting_of_every_algorithm_is_offered_and_none_is_negative(name):
+    for key, value in algorithms.settings(name).items():
+        config = given(algorithm__name=name, **{f"algorithm__{key}": value})
+        configs.parse(config)
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            wrong = type(value)(-2)
+            with pytest.raises(ValueError, match=rf"algorithm\.{key}={wrong}.*; allowed: "):
+                configs.parse(given(algorithm__name=name, **{f"algorithm__{key}": wrong}))
+
+
+def test_types_are_checked_where_they_are_set():
+    with pytest.raises(TypeError):
+        given(rollout__group="eight")
+    with pytest.raises(TypeError):
+        given(algorithm__planner="yes")
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", [name for name in MISSPELT if name in configs.SECTIONS])
+def test_no_number_of_any_section_is_negative(section):
+    for key, value in dataclasses.asdict(configs.SECTIONS[section]()).items():
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            wrong = type(value)(-1)
+            refused(rf"{section}\.{key}={wrong}; allowed: ", **{f"{section}__{key}": wrong})
+        if isinstance(value, float):
+            refused(rf"{section}\.{key}=nan; allowed: ", **{f"{section}__{key}": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"seed": -1}, "seed=-1; allowed: 0 to 4294967295"),
+        ({"seed": 2**32}, "seed=4294967296; allowed: 0 to"),
+        ({"rollout__temperature": 0.0}, r"rollout.temperature=0.0; allowed: above 0 \(greedy"),
+        ({"model__dtype": "float16"}, "model.dtype='float16'; allowed: float32, bfloat16"),
+        ({"optimizer__learning_rate": 0.0}, "optimizer.learning_rate=0.0; allowed: above 0"),
+        ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0; allowed: from 0 to below 1"),
+        ({"eval__top_p": 1.2}, "eval.top_p=1.2; allowed: above 0, at most 1"),
+        ({"train__minibatches": 129}, "train.minibatches=129; allowed: 1 to 128"),
+        ({"rollout__group": 3}, "algorithm.n_base=1; allowed: at least 2, .*here 1"),
+        ({"algorithm__n_base": 1}, "algorithm.n_base=1; allowed: at least 2"),
+        ({"algorithm__n_base": 8}, "algorithm.n_base=8; allowed: less than rollout.group=8"),
+        (
+            {"rollout__prompts": 3, "rollout__group": 9, "algorithm__n_base": 4},
+            r"budget of 15 rollouts \(rollout.prompts=3 x \(rollout.group=9 - n_base=4\)\) is not "
+            "divisible by algorithm.rounds=2",
+        ),
+        (
+            {"algorithm__planner": False, "algorithm__n_base": 5},
+            "rollout.group=8 - n_base=5 is not divisible by algorithm.rounds=2",
+        ),
+        ({"algorithm__alpha": 1.0}, "algorithm.alpha=1.0; allowed: between 0 and 1"),
+        ({"algorithm__bonus": "log"}, "algorithm.bonus='log'; allowed: sqrt, linear"),
+        ({"algorithm__max_rollouts": 7}, "algorithm.max_rollouts=7; allowed: 0"),
+        ({"algorithm__keep": "best"}, "algorithm.keep='best'; allowed: newest, shortest"),
+        (
+            {"algorithm__loss_context": "x"},
+            "algorithm.loss_context='x'; allowed: generation, plain",
+        ),
+        ({"algorithm__novelty_average": "all"}, "novelty_average='all'; allowed: group, correct"),
+        (
+            {"algorithm__name": "grpo", "algorithm__kl_estimator": "k4"},
+            "algorithm.kl_estimator='k4'; allowed: k1, k2, k3",
+        ),
+        (
+            {"algorithm__name": "dapo", "algorithm__overlong_cache": 49},
+            "algorithm.overlong_cache=49; allowed: 0 .* to rollout.max_new_tokens=48",
+        ),
+        ({"algorithm__name": "dapo", "rollout__group": 1}, "rollout.group=1; allowed: at least 2"),
+        ({"task__size": 0}, "task.size=0; allowed: 1 to 20000"),
+        (
+            {"task__size": 15},
+            r"the task has 15 prompts; .*'xrpo' may look at 16 \(rollout.prompts=16",
+        ),
+        (
+            {"task__size": 159, "algorithm__name": "dapo"},
+            "the task has 159 prompts; a step of 'dapo' may look at 160",
+        ),
+        ({"eval__problems": 30_000}, "eval.problems as task.size=30000; allowed: 1 to 20000"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named(settings, message):
+    refused(message, **settings)
+
+
+def test_settings_reach_the_parts():
+    settings = configs.parse(
+        given(algorithm__explore=0.5, algorithm__shots=3, rollout__group=10, algorithm__n_base=4)
+    )
+    explore = settings.algorithm.explore
+    assert explore.planner == Uncertainty(group=10, base=4, explore=0.5)
+    assert explore.seeder == Exemplars(shots=3)
+    off = configs.parse(given(algorithm__planner=False, algorithm__seeding=False)).algorithm.explore
+    assert off.planner == Uniform(group=8, base=4) and off.seeder == NoSeed()
+    dapo = configs.parse(given(algorithm__name="dapo", algorithm__max_generation_batches=3))
+    assert dapo.algorithm.explore.planner == Refill(group=8, bound=3)
+    assert (len(settings.task), len(settings.eval_task)) == (160, 12)
+
+
+# --- settings against the model and the devices --------------------------------------------------
+
+SMALL = {
+    "task__size": 30,
+    "eval__problems": 6,
+    "rollout__max_new_tokens": 8,
+    "rollout__prompt_length": 8,
+    "rollout__seeded_length": 32,
+}
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            {"rollout__max_new_tokens": 40},
+            r"prompt \(32\) \+ rollout.max_new_tokens=40 = 72 tokens; allowed: at most the model's "
+            "context of 64",
+        ),
+        (
+            {"rollout__seeded_length": 7},
+            "rollout.seeded_length=7; allowed: at least rollout.prompt_length=8",
+        ),
+        ({"rollout__slots": 12}, "rollout.slots=12; allowed: a multiple of the 8 devices"),
+        ({"train__micro_batch": 4}, "train.micro_batch=4; allowed: a multiple of the 8 devices"),
+        (
+            {"rollout__prompts": 1, "rollout__group": 6, "algorithm__n_base": 2},
+            "rollout.prompts x rollout.group=6; allowed: a multiple of the 8 devices",
+        ),
+        ({"mesh__devices": 9}, r"mesh.devices=9; allowed: 0 \(all\) to 8 on this host"),
+        ({"rollout__prompt_length": 5}, "rollout.prompt_length=5; allowed: at least [0-9]+"),
+    ],
+    ids=str,
+)
+def test_settings_must_fit_the_model_and_the_devices(policy_folder, tmp_path, settings, message):
+    config = given(**{**SMALL, "model__init_from": str(policy_folder), **settings})
+    counter = Compiles()
+    with pytest.raises(ValueError, match=message):
+        train.run(config, tmp_path / "run")
+    counter.close()
+    assert counter.count == 0
+    assert not (tmp_path / "run").exists()  # a refused run leaves nothing
+
+
+def test_a_missing_model_directory_is_named(tmp_path):
+    config = given(**SMALL, model__init_from=str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError, match="nothing/config.json is missing"):
+        train.run(config, tmp_path / "run")
+
+
+# --- the working directory -----------------------------------------------------------------------
+
+
+def test_a_workdir_with_other_settings_is_refused_and_left_as_it_is(tmp_path):
+    configs.claim(given(rollout__group=8, algorithm__name="gspo"), tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as error:
+        configs.claim(given(rollout__group=16, algorithm__name="gspo", seed=2), tmp_path / "run")
+    for part in (
+        "holds a run with other settings",
+        "rollout.group (there 8, here 16)",
+        "seed (there 0, here 2)",
+        "another --workdir",
+    ):
+        assert part in str(error.value)
+    assert "algorithm.name" not in str(error.value)
+    assert path.read_bytes() == before
+
+
+def test_a_run_may_be_prolonged(tmp_path):
+    configs.claim(given(train__steps=10), tmp_path)
+    configs.claim(given(train__steps=20, checkpoint__keep=5), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 20
+    configs.claim(given(train__steps=20), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+
+
+def test_a_damaged_config_file_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"seed": 0, "rol')
+    with pytest.raises(ValueError, match="config.json is damaged .*; choose another --workdir"):
+        configs.claim(configs.default(), tmp_path)
+
+
+def test_a_setting_that_is_not_set_counts_as_its_default(tmp_path):
+    """`None` means the algorithm's own default, so both spellings are told apart, not mixed up."""
+    configs.claim(given(algorithm__shots=2), tmp_path)
+    with pytest.raises(ValueError, match=r"algorithm.shots \(there 2, here None\)"):
+        configs.claim(given(), tmp_path)
+
+
+@pytest.fixture
+def letters_task():
+    """Offers tests/tiny/tasks as tasks, which the tiny tokenizer can read."""
+    path = xrpo_jax.tasks.__path__
+    path.append(str(ROOT / "tests" / "tiny" / "tasks"))
+    yield
+    path.remove(str(ROOT / "tests" / "tiny" / "tasks"))
+
+
+def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_path, letters_task):
+    config = given(**SMALL | {"task__name": "letters", "model__init_from": str(policy_folder)})
+    (tmp_path / "checkpoints" / "5" / "default").mkdir(parents=True)
+    with pytest.raises(ValueError, match="checkpoints/5 cannot be read .*; delete that directory"):
+        train.run(config, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "config.json"}
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["--config=experiments/quickstart.py", "--config.rollout.grup=8"],
+            "error: rollout.grup is no setting; allowed: group, max_new_tokens, prompt_length, "
+            "prompts, seeded_length, slots, temperature\n",
+        ),
+        (
+            ["--config=experiments/nothing.py"],
+            "No such file or directory: 'experiments/nothing.py'",
+        ),
+        (
+            ["--config=experiments/quickstart.py", "--config.algorithm.name=xpro"],
+            "error: algorithm.name='xpro'; allowed: cispo, dapo",
+        ),
+    ],
+    ids=["key", "file", "algorithm"],
+)
+def test_the_command_ends_with_one_line_and_code_2(tmp_path, arguments, message):
+    command = [sys.executable, "-m", "xrpo_jax.main", f"--workdir={tmp_path / 'run'}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and not done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,426 @@
+"""The learner: one update whatever the devices, micro-batches and row order, equal to the oracle's.
+
+Every algorithm runs with a policy that is one table of bigram logits, whose gradient the oracle has
+by hand and which compiles in a tenth of a transformer's time; two run with the transformer as well.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+
+from xrpo_jax import mesh as meshes
+from xrpo_jax.algorithms import base
+from xrpo_jax.explore.collect import Shape, pack
+from xrpo_jax.learn import update
+from xrpo_jax.learn.update import OptimizerSettings, Schedule, make_learner, make_optimizer
+from xrpo_jax.log import Compiles
+from xrpo_jax.model import params as parameters
+from xrpo_jax.model.config import ModelConfig
+from xrpo_jax.policy import Policy, token_stats
+from xrpo_jax.types import Batch, Progress, Rollout, TokenStats, TrainState, Verdict
+
+NAMES = base.names()
+BUDGET = base.Budget(group=4, max_new_tokens=7)
+SLOTS, COLUMNS, VOCABULARY = 16, 12, 24
+PLACES = [(1, 16), (2, 4), (8, 8)]  # devices, rows of a micro-batch over all devices
+BIGRAM = "bigram"
+TRANSFORMER = Policy(
+    model=ModelConfig(
+        family="llama",
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        initializer_range=0.4,
+    ),
+    temperature=0.8,
+)
+
+
+def bigram_stats(params, tokens, length):
+    """`token_stats` of the table of bigram logits, without entropy."""
+    logp = jax.nn.log_softmax(params["table"], axis=-1)[tokens[:, :-1], tokens[:, 1:]]
+    real = jnp.arange(1, tokens.shape[1])[None, :] < length[:, None]
+    logp = jnp.pad(jnp.where(real, logp, 0.0), ((0, 0), (1, 0)))
+    return TokenStats(logp=logp, entropy=jnp.zeros_like(logp))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """The bigram policy is known to the learner, and XLA does not optimise what runs once."""
+
+    def either(policy, params, tokens, length):
+        if policy == BIGRAM:
+            return bigram_stats(params, tokens, length)
+        return token_stats(policy, params, tokens, length)
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update, "token_stats", either)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+RAGGED = oracles.ragged()
+TOKENS = np.random.default_rng(4).integers(0, VOCABULARY, RAGGED.mask.shape)
+TABLE, OLD_TABLE, REFERENCE_TABLE = (
+    np.random.default_rng(5).standard_normal((VOCABULARY, VOCABULARY))
+    + scale * np.random.default_rng(seed).standard_normal((VOCABULARY, VOCABULARY))
+    for seed, scale in [(6, 0.0), (7, 0.2), (8, 0.4)]
+)
+
+
+def rows_at(table):
+    """The ragged rollouts under the bigram policy `table`, drawn by OLD_TABLE."""
+    now, old, reference = (
+        oracles.bigram_logp(each, TOKENS, RAGGED.mask)
+        for each in (table, OLD_TABLE, REFERENCE_TABLE)
+    )
+    return oracles.Rows(
+        now=now,
+        old=old,
+        reference=reference,
+        mask=RAGGED.mask,
+        reward=RAGGED.reward,
+        group=RAGGED.group,
+        correct=RAGGED.correct,
+    )
+
+
+def oracle(name, table=TABLE, **settings):
+    """Loss and gradient by the table, float64."""
+    if name == "drgrpo":
+        settings["limit"] = BUDGET.max_new_tokens
+    loss = functools.partial(oracles.LOSSES[name], **settings)
+    rows = rows_at(table)
+    return loss(rows), oracles.bigram_gradient(table, TOKENS, oracles.gradient(loss, rows))
+
+
+def make_batch(order=None, mask=RAGGED.mask):
+    """The ragged rollouts in slots `order`, not yet annotated."""
+    order = np.arange(len(mask)) if order is None else order
+
+    def placed(values, *shape, dtype=np.float32):
+        out = np.zeros((SLOTS, *shape), dtype)
+        out[order] = values
+        return out
+
+    ends = COLUMNS - np.argmax(RAGGED.mask[:, ::-1], axis=1)
+    return Batch(
+        tokens=placed(TOKENS * (np.arange(COLUMNS) < ends[:, None]), COLUMNS, dtype=np.int32),
+        length=placed(ends, dtype=np.int32),
+        mask=placed(mask, COLUMNS),
+        old_logp=placed(0.0, COLUMNS),
+        reward=placed(RAGGED.reward),
+        correct=placed(RAGGED.correct),
+        group=placed(RAGGED.group, dtype=np.int32),
+        kind=placed(0, dtype=np.int32),
+        stopped=placed(1.0),
+        valid=placed(1.0),
+    )
+
+
+SHUFFLED = np.random.default_rng(9).permutation(SLOTS)[: len(RAGGED.mask)]
+
+
+# --- learners -----------------------------------------------------------------------------------
+
+
+def recording(rate):
+    """Plain gradient descent whose state is the sum of all gradients it was given."""
+
+    def step(gradient, total, params):
+        total = jax.tree.map(jnp.add, total, gradient)
+        return jax.tree.map(lambda leaf: -rate * leaf, gradient), total
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), step)
+
+
+@functools.cache
+def learner_of(name, devices=1, rows=SLOTS, *, rate=1.0, policy=BIGRAM, settings=(), **schedule):
+    """The learner of an algorithm on some devices, compiled once for all tests."""
+    schedule = Schedule(
+        **({"minibatches": 1, "epochs": 1, "lengths": (COLUMNS,), "groups": 5} | schedule),
+        rows=rows,
+    )
+    learn = base.make(name, BUDGET, **dict(settings)).learn
+    return make_learner(learn, policy, recording(rate), schedule, meshes.make(devices))
+
+
+def state_of(params, devices=1):
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    state = TrainState(params=params, optimizer=jax.tree.map(jnp.zeros_like, params))
+    return jax.device_put(state, meshes.everywhere(meshes.make(devices)))
+
+
+def bigram_state(devices=1, table=TABLE):
+    return state_of({"table": table}, devices)
+
+
+def annotated(order=None, mask=RAGGED.mask):
+    """The batch with the old policy's log-probs, by the learner that all tests share."""
+    old = bigram_state(table=OLD_TABLE).params
+    return learner_of("grpo").annotate(old, None, make_batch(order, mask))[0]
+
+
+def close(actual, wanted, atol):
+    np.testing.assert_allclose(np.asarray(actual), wanted, atol=atol, rtol=0)
+
+
+# --- one update, however it is computed -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_micro_batches_and_order_give_the_oracles_update(name):
+    loss, gradient = oracle(name)
+    assert np.abs(gradient).max() > 0.005
+    results = []
+    for (devices, rows), order in zip(PLACES, [None, SHUFFLED, SHUFFLED[::-1]], strict=True):
+        batch = annotated(order)
+        state, metrics = learner_of(name, devices, rows).update(bigram_state(devices), batch, 0, 0)
+        results.append((state.optimizer["table"], state.params["table"]))
+        close(results[-1][0], gradient, 3e-6)
+        close(results[-1][1], TABLE - gradient, 3e-6)
+        assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
+        assert metrics["gradient_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-4)
+        assert metrics["empty_batch"] == metrics["skipped_updates"] == 0
+    for one, other in itertools.combinations(results, 2):
+        close(one[0], other[0], 1e-6)
+        close(one[1], other[1], 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("devices, rows", PLACES)
+def test_all_masked_batch_changes_nothing(name, devices, rows):
+    """Rows without a trained token, and no row at all: loss 0, gradient 0, counted, no NaN."""
+    batch = annotated(mask=np.zeros_like(RAGGED.mask))
+    for valid in (batch.valid, np.zeros_like(batch.valid)):
+        state, metrics = learner_of(name, devices, rows).update(
+            bigram_state(devices), batch.replace(valid=valid), 0, 0
+        )
+        assert metrics["empty_batch"] == 1 and metrics["loss"] == 0
+        assert metrics["gradient_norm"] == 0 and np.all(np.isfinite(list(metrics.values())))
+        assert not np.any(state.optimizer["table"])
+        np.testing.assert_array_equal(state.params["table"], np.float32(TABLE))
+
+
+@pytest.fixture(scope="module")
+def transformer():
+    """Parameters, the annotated batch, and the chain rule from log-probs to parameters."""
+    current = parameters.init(TRANSFORMER.model, jax.random.key(0))
+    noise = parameters.init(TRANSFORMER.model, jax.random.key(1))
+    old = jax.tree.map(lambda one, other: one + 0.05 * other, current, noise)
+    batch, _ = learner_of("grpo", policy=TRANSFORMER).annotate(
+        state_of(old).params, None, make_batch()
+    )
+
+    @jax.jit
+    def stats_and_pull(params, by_logp):
+        stats, pull = jax.vjp(
+            lambda params: token_stats(TRANSFORMER, params, batch.tokens, batch.length).logp, params
+        )
+        return stats, pull(by_logp)[0]
+
+    return current, batch, stats_and_pull
+
+
+@pytest.mark.parametrize("name, devices, size", [("xrpo", 1, 16), ("grpo", 2, 4), ("xrpo", 8, 8)])
+def test_transformer_update_is_the_oracles(transformer, name, devices, size):
+    """To 1e-6, so it is the same on 1, 2 and 8 devices."""
+    current, batch, stats_and_pull = transformer
+    params = state_of(current).params
+    logp, _ = stats_and_pull(params, np.zeros_like(batch.old_logp))
+    count = len(RAGGED.mask)
+    rows = oracles.Rows(
+        now=np.asarray(logp, np.float64)[:count] * RAGGED.mask,
+        old=batch.old_logp[:count].astype(np.float64),
+        mask=RAGGED.mask,
+        reward=RAGGED.reward,
+        group=RAGGED.group,
+        correct=RAGGED.correct,
+    )
+    by_logp = np.zeros_like(batch.old_logp)
+    by_logp[:count] = oracles.gradient(oracles.LOSSES[name], rows)
+    _, wanted = stats_and_pull(params, by_logp)
+    learner = learner_of(name, devices, size, policy=TRANSFORMER)
+    state, metrics = learner.update(state_of(current, devices), batch, 0, 0)
+    assert metrics["loss"] == pytest.approx(oracles.LOSSES[name](rows), abs=2e-6)
+    assert metrics["entropy"] > 1
+    for (path, gradient), leaf in zip(
+        jax.tree.leaves_with_path(state.optimizer), jax.tree.leaves(wanted), strict=True
+    ):
+        assert np.abs(leaf).max() > 1e-3, path
+        close(gradient, leaf, 1e-6)
+
+
+def test_reference_policy_reaches_the_penalty():
+    settings = (("beta", 0.3),)
+    learner = learner_of("grpo", 2, 8, settings=settings)
+    old, reference = (bigram_state(2, table).params for table in (OLD_TABLE, REFERENCE_TABLE))
+    batch, _ = learner.annotate(old, reference, make_batch())
+    count = len(RAGGED.mask)
+    close(batch.old_logp[:count], rows_at(TABLE).old, 1e-5)
+    close(batch.ref_logp[:count], rows_at(TABLE).reference, 1e-5)
+    assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
+    state, metrics = learner.update(bigram_state(2), batch, 0, 0)
+    loss, gradient = oracle("grpo", beta=0.3)
+    assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
+    close(state.optimizer["table"], gradient, 3e-6)
+
+
+def test_logged_numbers():
+    rows = rows_at(TABLE)
+    _, metrics = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
+    advantage, ratio = oracles.group_z(rows.reward, rows.group), oracles.token_ratio(rows)
+    places = [(i, t) for i in range(rows.number) for t in rows.tokens(i)]
+    clipped = [
+        oracles.ppo(ratio[i][t], advantage[i], 0.2, 0.2) < ratio[i][t] * advantage[i]
+        for i, t in places
+    ]
+    assert 0 < sum(clipped) < len(places)
+    assert metrics["clip_fraction"] == pytest.approx(np.mean(clipped), abs=1e-6)
+    kl = np.mean([oracles.k3(rows.old[i, t] - rows.now[i, t]) for i, t in places])
+    assert metrics["kl_old"] == pytest.approx(kl, rel=1e-4)
+    assert metrics["advantage_max"] == pytest.approx(np.abs(advantage).max(), rel=1e-5)
+
+
+# --- EOS and padding ----------------------------------------------------------------------------
+
+
+def test_eos_is_trained_where_it_is_also_the_padding():
+    """Token 0 ends two rollouts and pads every row; 5 -> 0 gets gradient, 0 -> 0 gets none."""
+    wrong, right = Verdict(status="wrong", score=0.0), Verdict(status="correct", score=1.0)
+
+    def rollout(index, tokens, verdict):
+        prompt = np.array([3, 4], np.int32)
+        return Rollout(
+            prompt=0, slot=0, index=index, round=0, kind=0, sampled_prompt=prompt,
+            trained_prompt=prompt, tokens=np.array(tokens, np.int32),
+            logp=np.zeros(len(tokens), np.float32), stopped=True, text="", verdict=verdict,
+            reward=verdict.score,
+        )  # fmt: skip
+
+    drawn = (rollout(0, [5, 0], right), rollout(1, [6, 7, 0], wrong))
+    progress = Progress(prompts=(0,), rollouts=(drawn,), batch=1)
+    shape = Shape(
+        prompts=1, rows=SLOTS, prompt_length=5, seeded_length=5, max_new_tokens=COLUMNS - 5
+    )
+    batch, _ = learner_of("grpo").annotate(bigram_state().params, None, pack(progress, [0], shape))
+    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    gradient = np.asarray(state.optimizer["table"])
+    # On policy the gradient of a row's token is -A / (rows x tokens), times 1 - p of the token.
+    chance = np.exp(TABLE[5, 0]) / np.exp(TABLE[5]).sum()
+    assert gradient[5, 0] == pytest.approx(-np.sqrt(0.5) / 4 * (1 - chance), rel=1e-4)
+    assert gradient[7, 0] > 0.05
+    assert not np.any(gradient[0])
+
+
+def test_padding_tokens_and_lengths_do_not_matter():
+    """Other token ids and old log-probs under the padding, and micro-batches of two lengths."""
+    batch = annotated()
+    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    padding = np.arange(COLUMNS)[None] >= batch.length[:, None]
+    other = batch.replace(
+        tokens=np.where(padding, 7, batch.tokens), old_logp=np.where(padding, 9, batch.old_logp)
+    )
+    same, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
+    np.testing.assert_array_equal(same.optimizer["table"], state.optimizer["table"])
+    assert 0 < np.sum(batch.length[: len(RAGGED.mask)] <= 7) < len(RAGGED.mask)
+    cut, _ = learner_of("grpo", lengths=(7, COLUMNS)).update(bigram_state(), batch, 0, 0)
+    close(cut.optimizer["table"], state.optimizer["table"], 1e-6)
+
+
+def test_a_row_too_long_for_every_micro_batch_is_an_error():
+    with pytest.raises(ValueError, match="a row of 10 tokens.*hold at most 7"):
+        learner_of("grpo", lengths=(5, 7)).update(bigram_state(), annotated(), 0, 0)
+
+
+# --- several updates of a batch -------------------------------------------------------------------
+
+
+def test_minibatches_add_up_to_the_batch():
+    """A minibatch of m stands for the whole: unmoved, their gradients sum to m times its own."""
+    _, gradient = oracle("grpo")
+    learner = learner_of("grpo", rate=0.0, minibatches=3, epochs=2)
+    state, metrics = learner.update(bigram_state(), annotated(), 0, 0)
+    close(state.optimizer["table"], 3 * 2 * gradient, 2e-5)
+    assert metrics["loss"] == pytest.approx(oracle("grpo")[0], abs=2e-6)
+    again, same = learner.update(bigram_state(), annotated(), 0, 0)
+    np.testing.assert_array_equal(again.optimizer["table"], state.optimizer["table"])
+    assert same == metrics
+    other = learner.update(bigram_state(), annotated(), 0, 1)[1]["gradient_norm"]
+    assert other != metrics["gradient_norm"]  # another step draws other minibatches
+
+
+def test_second_epoch_moves_on_under_the_first_ones_scores():
+    _, first = oracle("xrpo")
+    _, second = oracle("xrpo", TABLE - 2.0 * first)
+    assert np.abs(second - first).max() > 0.01
+    learner = learner_of("xrpo", rate=2.0, epochs=2)
+    state, _ = learner.update(bigram_state(), annotated(), 0, 0)
+    close(state.optimizer["table"], first + second, 1e-5)
+    close(state.params["table"], TABLE - 2.0 * (first + second), 2e-5)
+
+
+# --- faults and switches --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(name, value):
+    """One old log-prob that is not a number, on a trained token of a mixed group."""
+    batch = annotated()
+    batch.old_logp[0, RAGGED.mask[0].argmax()] = value
+    state, metrics = learner_of(name).update(bigram_state(), batch, 0, 0)
+    if np.isnan(value):
+        assert metrics["skipped_updates"] == 1 and metrics["gradient_norm"] == 0
+    if metrics["skipped_updates"]:
+        np.testing.assert_array_equal(state.params["table"], np.float32(TABLE))
+        assert not np.any(state.optimizer["table"])
+    assert np.all(np.isfinite(state.params["table"]))
+
+
+def test_warm_up_compiles_the_step_and_changes_nothing():
+    """After it only the scores compile, whose rows it cannot know, and after one step nothing."""
+    learner = make_learner(
+        base.make("grpo", BUDGET, beta=0.1).learn,
+        BIGRAM,
+        recording(1.0),
+        Schedule(minibatches=1, epochs=2, rows=4, lengths=(8, COLUMNS), groups=5),
+        meshes.make(2),
+    )
+    state, reference = bigram_state(2), bigram_state(2, REFERENCE_TABLE).params
+    for job in learner.warm_up(state):
+        job()
+    np.testing.assert_array_equal(state.params["table"], np.float32(TABLE))
+    counts = []
+    for order in (None, SHUFFLED):
+        compiles = Compiles()
+        batch, _ = learner.annotate(state.params, reference, make_batch(order))
+        state, _ = learner.update(state, batch, 0, len(counts))
+        compiles.close()
+        counts.append(compiles.count)
+    assert counts == [1, 0]
+
+
+def test_optimizer_warms_up_and_clips():
+    """Adam's step is the rate while gradients are alike, which clipping to norm 1 makes them."""
+    optimizer = make_optimizer(OptimizerSettings(learning_rate=0.4, warmup=3, clip_norm=1.0))
+    params = {"w": jnp.ones(1)}
+    memory, steps = optimizer.init(params), []
+    step = jax.jit(optimizer.update)
+    for gradient in (1000.0, 1.0, 50.0, 2.0, 7.0):
+        change, memory = step({"w": jnp.full(1, gradient)}, memory, params)
+        steps.append(float(change["w"][0]))
+    assert steps == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.4], rel=1e-4)
