@@ -1,4 +1,4 @@
-"""Stand-ins for the model's side of exploration: hand-made rollouts, a task, a tokenizer, a draw."""
+"""Stand-ins for the model's side of exploration: hand-made rollouts, task, tokenizer, draw."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax.algorithms import base
@@ -55,19 +56,31 @@ def bigram_stats(params, tokens, length):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick():
-    """The bigram policy is known to the learner, and XLA does not optimise what runs once."""
+def quick(tmp_path_factory):
+    """The bigram policy is known to the learner, and compiling, most of this file's time, is quick.
+
+    Learners share most of their programs, which the compilation cache finds by their text.
+    """
 
     def either(policy, params, tokens, length):
         if policy == BIGRAM:
             return bigram_stats(params, tokens, length)
         return token_stats(policy, params, tokens, length)
 
-    jax.config.update("jax_disable_most_optimizations", True)
+    settings = {
+        "jax_disable_most_optimizations": (True, False),
+        "jax_compilation_cache_dir": (str(tmp_path_factory.mktemp("compiled")), None),
+        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update, "token_stats", either)
+        for name, (here, _) in settings.items():
+            jax.config.update(name, here)
+        compilation_cache.reset_cache()
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    for name, (_, elsewhere) in settings.items():
+        jax.config.update(name, elsewhere)
+    compilation_cache.reset_cache()
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -96,6 +109,9 @@ def rows_at(table):
         group=RAGGED.group,
         correct=RAGGED.correct,
     )
+
+
+ROWS = rows_at(TABLE)
 
 
 def oracle(name, table=TABLE, **settings):
@@ -169,9 +185,11 @@ def bigram_state(devices=1, table=TABLE):
 
 
 def annotated(order=None, mask=RAGGED.mask):
-    """The batch with the old policy's log-probs, by the learner that all tests share."""
-    old = bigram_state(table=OLD_TABLE).params
-    return learner_of("grpo").annotate(old, None, make_batch(order, mask))[0]
+    """The batch with the log-probs of OLD_TABLE."""
+    order = np.arange(len(mask)) if order is None else order
+    batch = make_batch(order, mask)
+    batch.old_logp[order] = ROWS.old * mask
+    return batch
 
 
 def close(actual, wanted, atol):
@@ -264,14 +282,14 @@ def test_transformer_update_is_the_oracles(transformer, name, devices, size):
         close(gradient, leaf, 1e-6)
 
 
-def test_reference_policy_reaches_the_penalty():
+def test_annotation_by_old_and_reference_policy():
     settings = (("beta", 0.3),)
     learner = learner_of("grpo", 2, 8, settings=settings)
     old, reference = (bigram_state(2, table).params for table in (OLD_TABLE, REFERENCE_TABLE))
     batch, _ = learner.annotate(old, reference, make_batch())
     count = len(RAGGED.mask)
-    close(batch.old_logp[:count], rows_at(TABLE).old, 1e-5)
-    close(batch.ref_logp[:count], rows_at(TABLE).reference, 1e-5)
+    close(batch.old_logp[:count], ROWS.old, 1e-5)
+    close(batch.ref_logp[:count], ROWS.reference, 1e-5)
     assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
     state, metrics = learner.update(bigram_state(2), batch, 0, 0)
     loss, gradient = oracle("grpo", beta=0.3)
@@ -280,7 +298,7 @@ def test_reference_policy_reaches_the_penalty():
 
 
 def test_logged_numbers():
-    rows = rows_at(TABLE)
+    rows = ROWS
     _, metrics = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
     advantage, ratio = oracles.group_z(rows.reward, rows.group), oracles.token_ratio(rows)
     places = [(i, t) for i in range(rows.number) for t in rows.tokens(i)]
@@ -351,11 +369,11 @@ def test_a_row_too_long_for_every_micro_batch_is_an_error():
 
 def test_minibatches_add_up_to_the_batch():
     """A minibatch of m stands for the whole: unmoved, their gradients sum to m times its own."""
-    _, gradient = oracle("grpo")
+    loss, gradient = oracle("grpo")
     learner = learner_of("grpo", rate=0.0, minibatches=3, epochs=2)
     state, metrics = learner.update(bigram_state(), annotated(), 0, 0)
     close(state.optimizer["table"], 3 * 2 * gradient, 2e-5)
-    assert metrics["loss"] == pytest.approx(oracle("grpo")[0], abs=2e-6)
+    assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
     again, same = learner.update(bigram_state(), annotated(), 0, 0)
     np.testing.assert_array_equal(again.optimizer["table"], state.optimizer["table"])
     assert same == metrics

@@ -18,10 +18,9 @@ import time
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from xrpo_jax import checkpoint, mesh, report, rng, tokenizer
-from xrpo_jax.config import EMBEDDED, Settings, claim, parse
+from xrpo_jax.config import EMBEDDED, ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import evaluate
 from xrpo_jax.explore import summary
 from xrpo_jax.explore.collect import Shape, collect, init_ledger
@@ -63,8 +62,9 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
     bar = report.progress_bar(settings, start)
     bar.set_postfix_str("compiling")
     warm_up(parts, state)
+    counted = compiles.count
     for step in range(start, steps):
-        clock, compiled = Clock(), compiles.count
+        clock = Clock()
         metrics = {}
         if step % settings.eval.every == 0:
             with clock("evaluate"):
@@ -93,7 +93,8 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
         metrics["tokens_per_second"] = metrics["length"] * metrics["rollouts"] / spent
         metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
         metrics["seconds/step"] = spent
-        metrics["compiles"] = compiles.count - compiled
+        # Since the last record, so that what saving and evaluating compile shows, too.
+        metrics["compiles"], counted = compiles.count - counted, compiles.count
         log.metrics(step, metrics)
         log.rollouts(step, summary.records(progress))
         report.advance(bar, metrics)

@@ -1,9 +1,11 @@
-"""Serves runs of `python -m xrpo_jax.main` that may kill themselves; tests/test_resume.py starts it.
+"""Serves runs of `python -m xrpo_jax.main` that may be killed, for tests/test_resume.py.
 
-What a run needs is imported once. A request is a JSON line on standard input: each becomes a forked
-child, in which JAX starts anew, with `argv`, its standard `output` (a file), and `kill`: at the
-n-th event on a file under `folder`, `delay` seconds later. Python's audit hook sees those events,
-so that a kill also falls within the writing of a checkpoint. Answers are wait statuses.
+What a run needs is imported once. A request is a JSON line on standard input: each becomes a
+forked child, in which JAX starts anew, with `argv` and its `output` (a file). `kill` says when it
+ends, if at all: at number `at` (or the first one that contains the text `at`) of the events on
+files under `folder`, `delay` seconds later, by `signal`. Python's audit hook sees those events, so
+that a kill also falls within the writing of a checkpoint. `trace` (a file) lists them. An answer is
+a wait status.
 """
 
 from __future__ import annotations
@@ -22,28 +24,35 @@ import transformers
 import xrpo_jax.tasks
 import xrpo_jax.train  # noqa: F401
 
-transformers.AutoTokenizer  # noqa: B018 - imported when first named
-CHANGES = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove")
+transformers.AutoTokenizer  # noqa: B018 - it is imported when first named
+CHANGES = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
 
 
 def watch(folder: str, trace: str, kill: dict | None) -> None:
-    """Note the changes of files under `folder` in `trace`, and end at number `kill["at"]`."""
+    """Write the changes of files under `folder` to `trace`, and end at the one that `kill` says."""
     out = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     seen = 0
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen
-        if event not in CHANGES or not str(arguments[0]).startswith(folder):
+        nonlocal seen, kill
+        if event not in CHANGES:
+            return
+        path = str(arguments[0])
+        relative = event in ("os.rmdir", "os.remove") and arguments[1] != -1  # rmtree's way
+        if not relative and not path.startswith(folder):
             return
         if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
             return
         seen += 1
-        os.write(out, f"{event} {str(arguments[0])[len(folder) :]}\n".encode())
-        if kill and seen == kill["at"]:
-            if kill["delay"]:
-                signal.setitimer(signal.ITIMER_REAL, kill["delay"])  # SIGALRM ends a process
+        line = f"{event} {path.removeprefix(folder)}"
+        os.write(out, f"{line}\n".encode())
+        if kill and (kill["at"] == seen or isinstance(kill["at"], str) and kill["at"] in line):
+            number, delay, kill = getattr(signal, kill["signal"]), kill["delay"], None
+            if delay:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+                signal.setitimer(signal.ITIMER_REAL, delay)
             else:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), number)
 
     sys.addaudithook(hook)
 

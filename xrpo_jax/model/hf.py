@@ -178,6 +178,7 @@ def save(
             for name, place in table(config).items()
         }
         save_file(tensors, fresh / WEIGHTS, metadata=_WRITTEN_BY)
+        os.chmod(fresh / WEIGHTS, 0o644)  # safetensors leaves it readable by its owner alone
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), fresh)
         if folder.exists():
