@@ -1,25 +1,31 @@
-"""XRPO on the embedded policy and the `arithmetic` task.
+"""XRPO on the embedded policy and the `arithmetic` task, on two CPU cores in a few minutes.
 
-python -m xrpo_jax.main --config=experiments/quickstart.py --workdir=runs/quickstart
+    python -m xrpo_jax.main --config=experiments/quickstart.py --workdir=runs/quickstart
+
+Held-out pass@1 rises from about 43 % to above 90 %, on the hard third from about 1 % to above
+85 %. `--config=experiments/quickstart.py:debug` is a run of under a minute.
 """
 
 from xrpo_jax import config as settings
 
 
 def get_config(mode: str = "") -> settings.ConfigDict:
-    """The quickstart; `:debug` is a mode of under a minute."""
+    """The quickstart's settings; the optimizer's were tuned for GRPO."""
     config = settings.default()
+    # The task's prompts have at most 10 tokens, right answers at most 17, two exemplars 54.
     config.rollout.prompt_length = 16
     config.rollout.seeded_length = 72
     config.rollout.max_new_tokens = 24
-    config.train.micro_batch = 16
-    config.rollout.slots = 32
     config.train.lengths = (24,)
+    # Small pieces stay in a core's cache: measured twice as fast a row as 64 rows at a time.
+    config.rollout.slots = 32
+    config.train.micro_batch = 16
+    config.train.steps = 160
+    config.eval.every = 20
     if mode == "debug":
         config.train.steps = 4
         config.rollout.prompts = 4
         config.rollout.slots = 16
-        config.train.micro_batch = 16
         config.eval.problems = 12
         config.eval.samples = 2
         config.eval.every = 2

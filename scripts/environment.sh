@@ -11,6 +11,8 @@ environment() {
     "$python" -m venv .venv
     .venv/bin/python -m pip install --quiet --upgrade pip
   fi
+  # What XLA compiles is kept with the environment, so that a second run starts at once.
+  export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.venv/jax-cache}
   stamp=".venv/installed-$(echo "$1" | tr -c 'a-z\n' '-')"
   if [ ! -e "$stamp" ] || [ setup.cfg -nt "$stamp" ]; then
     echo "installing $1 (some minutes the first time)"

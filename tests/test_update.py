@@ -394,8 +394,9 @@ def test_second_epoch_moves_on_under_the_first_ones_scores():
 # --- faults and switches --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name, value", [(name, np.nan) for name in NAMES] + [("grpo", np.inf), ("gspo", -np.inf)]
+)
 def test_an_update_that_is_not_finite_is_skipped_and_counted(name, value):
     """One old log-prob that is not a number, on a trained token of a mixed group."""
     batch = annotated()

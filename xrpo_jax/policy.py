@@ -48,7 +48,9 @@ def token_stats(policy: Policy, params: Params, tokens: jax.Array, length: jax.A
     def one_chunk(hidden: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         scores = transformer.logits(params, policy.model, hidden) / policy.temperature
         logp = jax.nn.log_softmax(scores, axis=-1)
-        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        # 0 log 0 is 0, in the gradient too: a token may be impossible.
+        finite = jnp.maximum(logp, jnp.finfo(jnp.float32).min)
+        entropy = -jnp.sum(jnp.exp(logp) * finite, axis=-1)
         return jnp.take_along_axis(logp, target[..., None], axis=-1)[..., 0], entropy
 
     if policy.chunk < width:  # the backward pass recomputes a chunk's logits, never keeps them

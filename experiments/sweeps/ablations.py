@@ -1,4 +1,4 @@
-"""XRPO, its three ablations, GRPO and GSPO on the quickstart's task, several seeds each.
+"""XRPO, its ablations, GRPO and GSPO on the quickstart's task, several seeds each.
 
     python experiments/sweeps/ablations.py --out=runs/ablations
 
@@ -33,6 +33,10 @@ VARIANTS = {
         "--config.algorithm.name=xrpo",
         "--config.algorithm.sharpening=False",
     ],
+    "xrpo-generation-context": [
+        "--config.algorithm.name=xrpo",
+        "--config.algorithm.loss_context=generation",
+    ],
 }
 
 
@@ -58,7 +62,9 @@ def run(variant: str, seed: int, options: argparse.Namespace, cores: queue.Queue
         f"--config.seed={seed}",
         f"--config.train.steps={options.steps}",
         "--config.eval.every=20",
-        "--config.eval.problems=192",
+        "--config.checkpoint.every=40",
+        "--config.checkpoint.keep=1",
+        "--config.eval.problems=144",
         "--config.eval.samples=8",
         *VARIANTS[variant],
         *options.overrides,
@@ -84,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/ablations"))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options, options.overrides = parser.parse_known_args()
     cores: queue.Queue = queue.Queue()

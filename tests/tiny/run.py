@@ -24,7 +24,7 @@ import transformers
 import xrpo_jax.tasks
 import xrpo_jax.train  # noqa: F401
 
-transformers.AutoTokenizer  # noqa: B018 - it is imported when first named
+transformers.AutoTokenizer, transformers.LlamaConfig  # noqa: B018 - imported when named
 CHANGES = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
 
 
@@ -49,8 +49,7 @@ def watch(folder: str, trace: str, kill: dict | None) -> None:
         if kill and (kill["at"] == seen or isinstance(kill["at"], str) and kill["at"] in line):
             number, delay, kill = getattr(signal, kill["signal"]), kill["delay"], None
             if delay:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
-                signal.setitimer(signal.ITIMER_REAL, delay)
+                signal.setitimer(signal.ITIMER_REAL, delay)  # SIGALRM ends the process
             else:
                 os.kill(os.getpid(), number)
 

@@ -44,7 +44,7 @@ def compose(
     shots: int = 2,
     capacity: int = 1024,
     keep: str = "newest",
-    loss_context: str = "generation",
+    loss_context: str = "plain",
     min_similarity: float = 0.4,
     max_similarity: float = 0.95,
     mask_plain_failures: bool = False,
