@@ -22,6 +22,8 @@ def get_config(mode: str = "") -> settings.ConfigDict:
     config.train.micro_batch = 16
     config.train.steps = 160
     config.eval.every = 20
+    config.optimizer.learning_rate = 3e-4  # with two minibatches GRPO's best, experiments/README.md
+    config.train.minibatches = 2
     if mode == "debug":
         config.train.steps = 4
         config.rollout.prompts = 4
