@@ -8,4 +8,5 @@ environment ".[test]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 export JAX_PLATFORMS=cpu
-exec .venv/bin/python -m pytest "$@"
+# Two workers, a file to each at a time: most of the time is compilation, on one core.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"

@@ -371,13 +371,15 @@ def ragged(seed: int = 0) -> Rows:
         start = generator.integers(2, 5)
         row[start : start + generator.integers(1, 8)] = 1
     old = -generator.gamma(1.5, 0.8, mask.shape) * mask
-    reward = np.array([1, 0, 0, 1, 0.5, 0.1, 0.1, 0.1, 1, 0, 1, 1, 1])
+    reward = np.array([1, 0, 0, 1, 0.75, 0.1, 0.1, 0.1, 1, 0.2, 1, 1, 1])
+    # Rare rows that are not to be sharpened: one partly right, one right but punished for length.
+    old[[4, 9]] *= 2
     return Rows(
         now=old + 0.3 * generator.standard_normal(mask.shape) * mask,
         old=old,
         mask=mask,
         reward=reward,
         group=group,
-        correct=reward == 1,
+        correct=(reward == 1) | (np.arange(len(reward)) == 9),
         reference=old - 0.4 * generator.standard_normal(mask.shape) * mask,
     )

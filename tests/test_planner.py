@@ -369,7 +369,7 @@ GOOD = Uncertainty(group=8, base=4)
 @pytest.mark.parametrize(
     "planner, message",
     [
-        (Fixed(group=0), "rollout.group=0; allowed: at least 1"),
+        (Fixed(group=0), "rollout.group=0; allowed: at least 2"),
         (dataclasses.replace(GOOD, base=1), "n_base=1; allowed: at least 2"),
         (dataclasses.replace(GOOD, base=8), "n_base=8; allowed: less than rollout.group=8"),
         (dataclasses.replace(GOOD, rounds=0), "rounds=0; allowed: at least 1"),

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from safetensors.numpy import load_file
 from tiny import policy
 
 from xrpo_jax import checkpoint
@@ -27,23 +28,6 @@ from xrpo_jax.log import comparable, read_metrics, read_rollouts
 
 ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 10
-SETTINGS = {
-    "train.steps": STEPS,
-    "task.name": "letters",
-    "rollout.prompts": 4,
-    "rollout.group": 4,
-    "rollout.slots": 8,
-    "rollout.max_new_tokens": 6,
-    "rollout.prompt_length": 8,
-    "rollout.seeded_length": 28,
-    "train.micro_batch": 8,
-    "train.minibatches": 2,
-    "eval.problems": 6,
-    "eval.samples": 2,
-    "eval.every": 4,
-    "checkpoint.every": 3,
-    "optimizer.learning_rate": 0.01,
-}
 XRPO = {"algorithm.name": "xrpo", "algorithm.min_similarity": 0.0, "algorithm.capacity": 8}
 
 
@@ -77,10 +61,10 @@ class Runs:
     def run(self, name: str, settings: dict, *, at=None, delay=0.0, by="SIGKILL", fresh=False):
         """Start or resume the run `name`; how it ended: an exit code, or minus the signal."""
         where = self.folder / name
-        arguments = {**SETTINGS, "model.init_from": self.policy, **settings}
+        arguments = {"model.init_from": self.policy, **settings}
         request = {
             "argv": [
-                "--config=experiments/quickstart.py",
+                "--config=tests/tiny/config.py",
                 f"--workdir={where}",
                 *(f"--config.{key}={value}" for key, value in arguments.items()),
             ],
@@ -138,11 +122,18 @@ class Runs:
         found, expected = self.metrics(name), self.metrics(straight)
         assert [comparable(record) for record in found] == [comparable(r) for r in expected]
         assert self.rollouts(name) == self.rollouts(straight)
-        weights = [
-            (self.folder / each / "policy" / "model.safetensors").read_bytes()
+        # The file's header lists its metadata in any order, so not its bytes are compared.
+        one, other = (
+            load_file(self.folder / each / "policy" / "model.safetensors")
             for each in (name, straight)
-        ]
-        assert weights[0] == weights[1]
+        )
+        assert one.keys() == other.keys()
+        assert all(one[key].tobytes() == other[key].tobytes() for key in one)
+
+
+def compiled(metrics: list[dict]) -> list[int]:
+    """What each step compiled."""
+    return [record["compiles"] for record in metrics if "compiles" in record]
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +169,12 @@ def test_the_straight_run_is_worth_comparing(runs, straight):
 def test_three_steps_and_a_kill_and_seven_in_fresh_processes(runs, straight):
     # The fourth step's metrics are being written: they must not be there twice.
     at = 1 + [i for i, line in enumerate(runs.trace(straight)) if line == "open metrics.jsonl"][3]
-    assert runs.run("seven", XRPO, at=at, fresh=True) == -signal.SIGKILL
+    assert runs.run("seven", XRPO, at=at) == -signal.SIGKILL
     assert runs.latest("seven") == 3 and len(runs.metrics("seven")) == 3
     runs.finish("seven", XRPO, fresh=True)
     runs.assert_same("seven", straight)
+    # No step after the second of the resumed run compiles: the fifth and sixth of all.
+    assert not any(compiled(runs.metrics("seven"))[5:])
 
 
 # Where in the writing of a checkpoint a kill falls: before a file, half-way, before the rename that
@@ -189,7 +182,6 @@ def test_three_steps_and_a_kill_and_seven_in_fresh_processes(runs, straight):
 WRITES = {
     "begun": ("mkdir checkpoints/3.orbax-checkpoint-tmp", 0.0),
     "arrays": ("default.orbax-checkpoint-tmp/array_metadatas", 0.004),
-    "metadata": ("open checkpoints/3.orbax-checkpoint-tmp/default.orbax-checkpoint-tmp/_METADATA", 0),
     "commit": ("rename checkpoints/3.orbax-checkpoint-tmp/default", 0.0),
     "rename": ("rename checkpoints/3.orbax-checkpoint-tmp", 0.0),
 }
@@ -214,7 +206,7 @@ def test_kills_at_random_moments(runs, straight):
     draw = random.Random(0)
     length = len(runs.trace(straight))
     statuses = []
-    for _ in range(6):
+    for _ in range(5):
         at, delay = draw.randint(1, length // 2), draw.choice([0.0, 0.0, 0.01, 0.05])
         statuses.append(runs.run("random", XRPO, at=at, delay=delay))
         if statuses[-1] == 0:
@@ -253,10 +245,6 @@ def test_a_prolonged_run_is_the_longer_run(runs, straight):
     runs.assert_same("longer", straight)
 
 
-def compiled(metrics: list[dict]) -> list[int]:
-    return [record["compiles"] for record in metrics if "compiles" in record]
-
-
 @pytest.mark.parametrize("name", ["xrpo", "grpo", "dapo"])
 def test_no_step_after_the_second_compiles(runs, straight, name):
     if name == "xrpo":
@@ -267,10 +255,3 @@ def test_no_step_after_the_second_compiles(runs, straight, name):
         metrics = runs.metrics(name)
     assert len(compiled(metrics)) == STEPS
     assert not any(compiled(metrics)[2:])
-
-
-def test_nor_does_one_after_the_second_of_a_resumed_run(runs, straight):
-    for name, start in (("seven", 3), ("stopped", 5)):
-        if runs.latest(name) != STEPS:
-            pytest.skip("needs the runs of the tests above")
-        assert not any(compiled(runs.metrics(name))[start + 1 :]), name

@@ -285,6 +285,11 @@ def claim(config: ConfigDict, workdir: pathlib.Path) -> None:
                 f"--workdir={workdir} holds a run with other settings: {'; '.join(differ)}. "
                 "Choose another --workdir, or delete that one"
             )
+    elif (workdir / "metrics.jsonl").exists():
+        raise ValueError(
+            f"--workdir={workdir} holds a run without its config.json, which would be overwritten; "
+            "choose another --workdir, or delete that one"
+        )
     workdir.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")

@@ -15,13 +15,15 @@ from xrpo_jax.log import read_metrics
 
 def progress_bar(settings: Settings, start: int) -> tqdm:
     """A bar over the steps; its time left is of the steps to come."""
-    return tqdm(
+    bar = tqdm(
         total=settings.train.steps,
         initial=start,
         desc=settings.algorithm_name,
         unit="step",
         dynamic_ncols=True,
     )
+    bar.groups = settings.rollout.prompts
+    return bar
 
 
 def advance(bar: tqdm, metrics: dict) -> None:
@@ -36,6 +38,12 @@ def advance(bar: tqdm, metrics: dict) -> None:
         refresh=False,
     )
     bar.update()
+    if metrics["groups"] < bar.groups:  # DAPO's refill reached its bound
+        bar.write(
+            f"step {bar.n - 1}: after {metrics['rounds']} rounds {metrics['groups']} of "
+            f"{bar.groups} groups are mixed; the step trains on those (`groups` in metrics.jsonl)"
+        )
+        bar.groups = 0  # said once
 
 
 def finish(folder: pathlib.Path, settings: Settings, step: int) -> dict:

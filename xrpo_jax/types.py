@@ -39,6 +39,8 @@ class Verdict:
     def __post_init__(self):
         if self.status not in VERDICT_STATUSES:
             raise ValueError(f"status={self.status!r}; allowed: {', '.join(VERDICT_STATUSES)}")
+        if not 0 <= self.score <= 1:  # NaN too
+            raise ValueError(f"score={self.score}; allowed: 0 to 1")
 
     @property
     def correct(self) -> bool:

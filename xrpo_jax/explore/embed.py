@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-DIMENSIONS = 1024
+DIMENSIONS = 512
 CHARACTERS = (3, 4)
 
 

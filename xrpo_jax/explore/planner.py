@@ -25,8 +25,10 @@ class Fixed:
     group: int
 
     def check(self, batch: int) -> None:
-        if self.group < 1:
-            raise ValueError(f"rollout.group={self.group}; allowed: at least 1")
+        if self.group < 2:
+            raise ValueError(
+                f"rollout.group={self.group}; allowed: at least 2, a group of one has no advantage"
+            )
 
     def slots(self, batch: int) -> int:
         return batch

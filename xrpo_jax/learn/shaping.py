@@ -38,7 +38,6 @@ class Novelty:
         level = jnp.sum(jnp.where(batch.mask > 0, batch.old_logp, 0.0), axis=1) / length
         among = jnp.ones_like(batch.correct) if self.average == "group" else batch.correct
         centre = groups.total(level * among) / jnp.maximum(groups.total(among), 1.0)
-        rarity = 1.0 - jnp.exp(jnp.minimum(level - centre, 0.0))  # exp of an excess could overflow
-        bonus = jnp.maximum(self.weight * rarity, 0.0)
-        bonus = jnp.minimum(bonus, self.cap * jnp.maximum(advantage, 0.0))
+        rarity = 1.0 - jnp.exp(jnp.minimum(level - centre, 0.0))  # max(1 - η, 0) without overflow
+        bonus = jnp.minimum(self.weight * rarity, self.cap * jnp.maximum(advantage, 0.0))
         return jnp.where(batch.correct > 0, advantage + bonus, advantage)
