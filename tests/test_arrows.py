@@ -13,7 +13,7 @@ LAYERS = (
     {"explore", "learn"},
     {"algorithms"},
     {"config"},
-    {"evaluate", "report"},
+    {"evaluate", "report", "build"},
     {"train"},
     {"main"},
 )

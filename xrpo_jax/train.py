@@ -6,10 +6,6 @@ settings, so a run that was killed anywhere goes on to the bit.
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
-import functools
-import os
 import pathlib
 import signal
 import sys
@@ -19,19 +15,15 @@ import time
 import jax
 import numpy as np
 
-from xrpo_jax import checkpoint, mesh, report, rng, tokenizer
-from xrpo_jax.config import EMBEDDED, ConfigDict, Settings, claim, parse
+from xrpo_jax import checkpoint, report
+from xrpo_jax.build import Parts, build, warm_up
+from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import evaluate
 from xrpo_jax.explore import summary
-from xrpo_jax.explore.collect import Shape, collect, init_ledger
-from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
+from xrpo_jax.explore.collect import collect
 from xrpo_jax.log import Clock, Compiles, Log
 from xrpo_jax.model import hf
-from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.policy import Policy
-from xrpo_jax.sampler import Method, Sampler, make_draw
-from xrpo_jax.tokenizer import Tokenizer
-from xrpo_jax.types import Batch, Draw, Ledger, Params, Tools, TrainState
+from xrpo_jax.types import Batch, Params
 
 
 def run(config: ConfigDict, workdir: str) -> dict:
@@ -112,167 +104,6 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
     bar.close()
     compiles.close()
     return done
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the loop works with, made once from the settings."""
-
-    source: pathlib.Path  # the Hugging Face directory of the initial policy
-    model: ModelConfig
-    tools: Tools
-    eval_tools: Tools
-    shape: Shape
-    draw: Draw
-    eval_draw: Draw
-    learner: Learner
-    state: TrainState
-    reference: Params | None
-    ledger: Ledger
-
-
-def build(settings: Settings) -> Parts:
-    """Load the policy and make every part; ValueError when settings and model do not fit."""
-    rollout, algorithm = settings.rollout, settings.algorithm
-    devices = mesh.make(settings.mesh.devices, settings.mesh.cpu_devices)
-    source = pathlib.Path(settings.model.init_from or EMBEDDED)
-    model, params = hf.load(source)
-    words = tokenizer.load(source)
-    seeds = algorithm.explore.seeder.seeds
-    seeded_length = rollout.seeded_length if seeds else rollout.prompt_length
-    shape = Shape(
-        prompts=rollout.prompts,
-        rows=rollout.prompts * rollout.group,
-        prompt_length=rollout.prompt_length,
-        seeded_length=seeded_length,
-        max_new_tokens=rollout.max_new_tokens,
-    )
-    _check_fit(settings, shape, model, words, devices.size)
-    tools, eval_tools = (
-        Tools(task=task, encode=words.encode, decode=words.decode, prompt_limit=seeded_length)
-        for task in (settings.task, settings.eval_task)
-    )
-    lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
-    sampler = Sampler(
-        model=model,
-        method=Method(temperature=rollout.temperature),
-        dtype=settings.model.dtype,
-        prompts=rollout.prompts,
-        slots=rollout.slots,
-        lengths=lengths,
-        max_new_tokens=rollout.max_new_tokens,
-        stop_ids=words.stop_ids,
-    )
-    method = Method(
-        temperature=settings.eval.temperature, top_k=settings.eval.top_k, top_p=settings.eval.top_p
-    )
-    draw = make_draw(sampler, devices)
-    eval_draw = draw
-    if method != sampler.method:
-        eval_draw = make_draw(dataclasses.replace(sampler, method=method), devices)
-    optimizer = make_optimizer(settings.optimizer)
-    params = jax.device_put(params, mesh.everywhere(devices))
-    memory = jax.device_put(optimizer.init(params), mesh.everywhere(devices))
-    learner = make_learner(
-        algorithm.learn,
-        Policy(
-            model=model,
-            temperature=rollout.temperature,
-            dtype=settings.model.dtype,
-            remat=settings.model.remat,
-            chunk=settings.model.logits_chunk,
-        ),
-        optimizer,
-        Schedule(
-            minibatches=settings.train.minibatches,
-            epochs=settings.train.epochs,
-            rows=settings.train.micro_batch,
-            lengths=_row_lengths(settings, lengths),
-            groups=rollout.prompts,
-        ),
-        devices,
-    )
-    return Parts(
-        source=source,
-        model=model,
-        tools=tools,
-        eval_tools=eval_tools,
-        shape=shape,
-        draw=draw,
-        eval_draw=eval_draw,
-        learner=learner,
-        state=TrainState(params=params, optimizer=memory),
-        # The update donates nothing of the state, so the initial parameters may be shared.
-        reference=params if algorithm.learn.needs_reference else None,
-        ledger=init_ledger(algorithm.explore, len(settings.task), rollout.max_new_tokens),
-    )
-
-
-def _row_lengths(settings: Settings, prompts: tuple[int, ...]) -> tuple[int, ...]:
-    """Lengths of micro-batches: what full-length completions need, and the given shorter ones."""
-    longest = prompts[-1] + settings.rollout.max_new_tokens
-    for length in settings.train.lengths:
-        if not 1 < length < longest:
-            raise ValueError(
-                f"train.lengths={settings.train.lengths}; allowed: each above 1 and below the "
-                f"longest row of {longest} tokens"
-            )
-    full = {length + settings.rollout.max_new_tokens for length in prompts}
-    return tuple(sorted(full | set(settings.train.lengths)))
-
-
-def _check_fit(
-    settings: Settings, shape: Shape, model: ModelConfig, words: Tokenizer, devices: int
-) -> None:
-    rollout = settings.rollout
-    if shape.seeded_length < shape.prompt_length:
-        raise ValueError(
-            f"rollout.seeded_length={shape.seeded_length}; allowed: at least "
-            f"rollout.prompt_length={shape.prompt_length}"
-        )
-    if shape.row_length > model.max_position_embeddings:
-        raise ValueError(
-            f"prompt ({shape.seeded_length}) + rollout.max_new_tokens={rollout.max_new_tokens} = "
-            f"{shape.row_length} tokens; allowed: at most the model's context of "
-            f"{model.max_position_embeddings}"
-        )
-    if words.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {words.vocab_size} tokens; the model's table holds "
-            f"{model.vocab_size}"
-        )
-    for name, rows in (
-        ("rollout.prompts x rollout.group", shape.rows),
-        ("rollout.slots", rollout.slots),
-        ("train.micro_batch", settings.train.micro_batch),
-    ):
-        if rows % devices:
-            raise ValueError(f"{name}={rows}; allowed: a multiple of the {devices} devices")
-    for task in (settings.task, settings.eval_task):
-        longest = max(range(len(task)), key=lambda i: len(words.encode(task.prompt(i))))
-        length = len(words.encode(task.prompt(longest)))
-        if length > rollout.prompt_length:
-            raise ValueError(
-                f"rollout.prompt_length={rollout.prompt_length}; allowed: at least {length}, the "
-                f"tokens of prompt {longest}"
-            )
-
-
-def warm_up(parts: Parts, state: TrainState) -> None:
-    """Compile everything that a step can need, several at a time, so that none compiles later."""
-    keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1, int), index=np.zeros(1))
-
-    def drawing(draw: Draw, length: int) -> None:
-        draw(state.params, [np.zeros(length, np.int32)], np.zeros(1, int), keys, 1)
-
-    jobs = parts.learner.warm_up(state) + [
-        functools.partial(drawing, draw, length)
-        for draw in {parts.draw, parts.eval_draw}
-        for length in {parts.shape.prompt_length, parts.shape.seeded_length}
-    ]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(job) for job in jobs]:
-            done.result()
 
 
 def held_out(parts: Parts, settings: Settings, params: Params, step: int) -> dict[str, float]:
