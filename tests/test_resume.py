@@ -47,6 +47,7 @@ class Runs:
             cwd=ROOT,
             env={
                 **os.environ,
+                "PYTHONPATH": str(ROOT),
                 "JAX_PLATFORMS": "cpu",
                 "XLA_FLAGS": "",
                 "JAX_COMPILATION_CACHE_DIR": str(self.folder / "cache"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -134,18 +134,18 @@ def draw_curve(records: list[dict], path: str | os.PathLike, title: str) -> None
             left.plot(at, values, label=name.removeprefix("eval/pass@1/"))
     left.set(xlabel="step", ylabel="held-out pass@1", ylim=(0, 1), title=title)
     left.legend(frameon=False)
-    trained = [record for record in records if "reward" in record]
-    at = [record["step"] for record in trained]
-    right.plot(at, [record["accuracy"] for record in trained], label="accuracy (plain)")
     for name, label in (
+        ("accuracy", "accuracy (plain)"),
         ("zero_variance", "zero-variance groups"),
         ("seeded", "seeded share"),
         ("seeded_accuracy", "accuracy (seeded)"),
     ):
-        points = [(record["step"], record[name]) for record in trained if name in record]
+        points = [(record["step"], record[name]) for record in records if name in record]
         if any(value for _, value in points):
-            right.plot(*zip(*points, strict=True), label=label, alpha=0.8)
-    right.set(xlabel="step", ylim=(0, 1), title="training rollouts")
+            at, values = zip(*points, strict=True)
+            (line,) = right.plot(at, values, alpha=0.25, linewidth=0.8)
+            right.plot(at, _smooth(values), color=line.get_color(), label=label)
+    right.set(xlabel="step", ylim=(0, 1), title="training rollouts, mean of 10 steps")
     right.legend(frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.25)
@@ -155,8 +155,6 @@ def draw_curve(records: list[dict], path: str | os.PathLike, title: str) -> None
     pyplot.close(figure)
 
 
-def save_json(path: str | os.PathLike, value: object) -> None:
-    """Write `value` so that a kill leaves the old file or the new one."""
-    partial = f"{path}.partial"
-    pathlib.Path(partial).write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(partial, path)
+def _smooth(values: Sequence[float], window: int = 10) -> list[float]:
+    """Means of the last `window` values up to each."""
+    return [float(np.mean(values[max(0, i + 1 - window) : i + 1])) for i in range(len(values))]
