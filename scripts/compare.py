@@ -24,7 +24,11 @@ def read(folder: pathlib.Path) -> dict[str, dict[int, list[dict]]]:
     for path in sorted(folder.glob("*/metrics.jsonl")):
         found = re.fullmatch(r"(.+)-(\d+)", path.parent.name)
         if found:
-            runs.setdefault(found[1], {})[int(found[2])] = read_metrics(path)
+            records = read_metrics(path)
+            if records and "eval/pass@1" in records[-1] and "reward" not in records[-1]:
+                runs.setdefault(found[1], {})[int(found[2])] = records
+            else:
+                print(f"left out, not finished: {path.parent}")
     return runs
 
 
@@ -58,6 +62,10 @@ def steps_to(records: list[dict], target: float) -> float:
 def over_run(records: list[dict], name: str) -> float:
     """Mean of a metric over the evaluations after the first: how soon, not only how far."""
     return float(np.mean(curve(records, name)[1][1:]))
+
+
+def _steps(value: float) -> str:
+    return f"{value:.0f}" if np.isfinite(value) else "never"
 
 
 def percent(values: list[float], signed: bool = False) -> str:
@@ -95,19 +103,16 @@ def table(runs: dict, baseline: str, target: float) -> str:
             ]
             cells.append(percent(paired, signed=True) if variant != baseline and paired else "")
         reached = [steps_to(r, target) for r in seeds.values()]
-        missed = sum(np.isinf(reached))
-        cells.append(
-            f"{np.median(reached):.0f}" + (f" ({missed} never)" if missed else "")
-            if np.isfinite(np.median(reached))
-            else f"never ({missed} of {len(reached)})"
-        )
+        low, middle, high = np.percentile(reached, [0, 50, 100], method="nearest")
+        cells.append(f"{_steps(middle)} ({_steps(low)} to {_steps(high)})")
         cells.append(f"{np.mean([r[-1]['eval/length'] for r in seeds.values()]):.1f}")
         spent = [np.median(curve(r, "seconds/step")[1]) for r in seeds.values()]
         cells.append(f"{np.mean(spent):.2f}")
         lines.append("| " + " | ".join(cells) + " |")
     note = (
         f"\nHeld-out, percent, mean ± 95 % over seeds; at step {last} where nothing else is said; "
-        "differences are of the means over the run, paired by seed; steps to target: median."
+        "differences are of the means over the run, paired by seed; steps to target: median "
+        "and range over seeds."
     )
     return "\n".join(lines) + "\n" + note
 
@@ -144,11 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--baseline", default="grpo")
-    parser.add_argument("--target", type=float, default=0.5, help="of held-out pass@1")
+    parser.add_argument("--target", type=float, default=0.8, help="of held-out pass@1")
     options = parser.parse_args()
     runs = read(options.folder)
     if not runs:
-        parser.error(f"{options.folder} holds no runs named VARIANT-SEED")
+        parser.error(f"{options.folder} holds no finished run named VARIANT-SEED")
     text = table(runs, options.baseline, options.target)
     print(text)
     (options.folder / "compare.md").write_text(text + "\n")

@@ -7,17 +7,36 @@ cd "$(dirname "$0")/.."
 source scripts/environment.sh
 environment .
 
+config=experiments/quickstart.py
 name=xrpo
 workdir=
-for argument in "$@"; do
+rest=()
+while [ $# -gt 0 ]; do
+  argument=$1
+  shift
   case "$argument" in
-    --config.algorithm.name=*) name=${argument#*=} ;;
+    --config | --workdir | --config.*) # the form with a space
+      case "$argument" in
+        *=*) ;;
+        *)
+          [ $# -gt 0 ] || { echo "error: $argument wants a value" >&2; exit 2; }
+          argument="$argument=$1"
+          shift
+          ;;
+      esac
+      ;;
+  esac
+  case "$argument" in
+    --config=*) config=${argument#*=} ;;
     --workdir=*) workdir=${argument#*=} ;;
+    --config.algorithm.name=*) name=${argument#*=} rest+=("$argument") ;;
+    *) rest+=("$argument") ;;
   esac
 done
-arguments=(--config=experiments/quickstart.py)
-for argument in "$@"; do
-  case "$argument" in --config=*) arguments=() ;; esac
-done
-[ -n "$workdir" ] || arguments+=(--workdir="runs/quickstart-$name")
-exec .venv/bin/python -m xrpo_jax.main "${arguments[@]}" "$@"
+case "$config" in
+  *:*) mode=-${config##*:} ;;
+  *) mode= ;;
+esac
+# The config comes first: overrides are read against it.
+exec .venv/bin/python -m xrpo_jax.main --config="$config" \
+  --workdir="${workdir:-runs/quickstart-$name$mode}" ${rest[@]+"${rest[@]}"}

@@ -8,7 +8,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "xrpo_jax"
 LAYERS = (
     {"types"},
-    {"rng", "log", "checkpoint", "tokenizer", "tasks", "mesh", "model"},
+    {"rng", "log", "checkpoint", "tokenizer", "tasks", "mesh"},
+    {"model"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},

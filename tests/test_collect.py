@@ -1,6 +1,7 @@
 """A step of exploration: rounds, coordinates, contexts, packing, and that switches are exact."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -255,13 +256,43 @@ def test_summary_counts_what_happened():
     assert found["seeded"] == len(seeded) / 24 and found["seeded_accuracy"] == 0
     assert found["corpus"] == 2 and found["zero_variance"] == pytest.approx(2 / 3)
     assert sum(n * count for n, count in found["allocation"].items()) == 24
-    plain = [row.verdict.correct for row in rows if row.kind == Kind.PLAIN]
-    assert found["accuracy"] == found["accuracy/only"] == np.mean(plain)
+    first = [row.verdict.correct for row in rows if row.round == 0]
+    assert found["accuracy"] == found["accuracy/only"] == np.mean(first)
     assert found["truncated"] == 0
     assert found["verdicts/correct"] + found["verdicts/wrong"] == 24
     records = summary.records(progress)
     assert len(records) == 24 and records[-1]["text"] == "C"
     assert {record["kind"] for record in records} == {"plain", "seeded"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fragile(type(TOOLS.task)):
+    """Its verifier raises on the answer "boom"."""
+
+    def rewards(self, i, completion):
+        if completion == "boom":
+            raise RuntimeError("verifier bug")
+        return super().rewards(i, completion)
+
+
+def test_a_verifier_that_fails_is_not_a_wrong_answer():
+    tools_ = dataclasses.replace(TOOLS, task=Fragile(prompts=PROMPTS, answers=ANSWERS))
+
+    def says(text, prompt, index):  # 0: nothing could be graded; 1: one of eight; 2: all right
+        return "boom" if prompt == 0 or (prompt == 1 and index == 0) else ANSWERS[prompt]
+
+    batch, ledger, progress, _ = play(xrpo(), says, tools=tools_)
+    assert np.isnan(batch.reward[batch.group == 0]).all()
+    assert np.isnan(batch.reward[batch.group == 1]).sum() == 1
+    assert not progress.failed(0)  # nothing is known of it, so it does not trigger seeding
+    assert not progress.failed(1) and len(progress.rewards(1)) == len(progress.rollouts[1]) - 1
+    assert not (batch.kind == Kind.SEEDED).any()
+    found = summary.summarise(progress, ledger, tools_.task, [0, 1, 2])
+    assert found["reward"] == found["accuracy"] == 1.0
+    assert found["verdicts/crashed"] == 1 + len(progress.rollouts[0])
+    records = summary.records(progress)
+    json.dumps(records, allow_nan=False)
+    assert "verifier bug" in records[0]["reason"]
 
 
 # --- with the real sampler -----------------------------------------------------------------------

@@ -280,16 +280,22 @@ def test_a_missing_model_directory_is_named(tmp_path):
 # --- the working directory -----------------------------------------------------------------------
 
 
+def claim(folder, devices=1, **changes):
+    with configs.claim(configs.parse(given(**changes)), folder, devices):
+        pass
+
+
 def test_a_workdir_with_other_settings_is_refused_and_left_as_it_is(tmp_path):
-    configs.claim(given(rollout__group=8, algorithm__name="gspo"), tmp_path / "run")
+    claim(tmp_path / "run", rollout__group=8, algorithm__name="gspo")
     path = tmp_path / "run" / "config.json"
     before = path.read_bytes()
     with pytest.raises(ValueError) as error:
-        configs.claim(given(rollout__group=16, algorithm__name="gspo", seed=2), tmp_path / "run")
+        claim(tmp_path / "run", 2, rollout__group=16, algorithm__name="gspo", seed=2)
     for part in (
         "holds a run with other settings",
         "rollout.group (there 8, here 16)",
         "seed (there 0, here 2)",
+        "mesh.devices (there 1, here 2)",
         "another --workdir",
     ):
         assert part in str(error.value)
@@ -298,24 +304,43 @@ def test_a_workdir_with_other_settings_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_a_run_may_be_prolonged(tmp_path):
-    configs.claim(given(train__steps=10), tmp_path)
-    configs.claim(given(train__steps=20, checkpoint__keep=5), tmp_path)
+    claim(tmp_path, train__steps=10)
+    claim(tmp_path, train__steps=20, checkpoint__keep=5, checkpoint__every=3)
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 20
-    configs.claim(given(train__steps=20), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+    claim(tmp_path, train__steps=20)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", ".lock"}
 
 
 def test_a_damaged_config_file_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"seed": 0, "rol')
     with pytest.raises(ValueError, match="config.json is damaged .*; choose another --workdir"):
-        configs.claim(configs.default(), tmp_path)
+        claim(tmp_path)
+
+
+def test_a_run_that_lost_its_config_file_is_not_overwritten(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match="without its config.json"):
+        claim(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl"}
+
+
+def test_a_workdir_is_held_by_one_process(tmp_path):
+    settings = configs.parse(given())
+    with configs.claim(settings, tmp_path, 1):
+        with pytest.raises(ValueError, match="is in use by another process"):
+            claim(tmp_path)
+    claim(tmp_path)
 
 
 def test_a_setting_that_is_not_set_counts_as_its_default(tmp_path):
-    """`None` means the algorithm's own default, so both spellings are told apart, not mixed up."""
-    configs.claim(given(algorithm__shots=2), tmp_path)
-    with pytest.raises(ValueError, match=r"algorithm.shots \(there 2, here None\)"):
-        configs.claim(given(), tmp_path)
+    """What is written is what the run uses, so a default that changes later is noticed."""
+    claim(tmp_path, algorithm__shots=2)
+    claim(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["algorithm"]
+    assert written["shots"] == 2 and written["loss_context"] == "plain"
+    assert "dual_clip" not in written  # a setting of another algorithm
+    with pytest.raises(ValueError, match=r"algorithm.shots \(there 2, here 1\)"):
+        claim(tmp_path, algorithm__shots=1)
 
 
 @pytest.fixture
@@ -332,7 +357,16 @@ def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_pat
     (tmp_path / "checkpoints" / "5" / "default").mkdir(parents=True)
     with pytest.raises(ValueError, match="checkpoints/5 cannot be read .*; delete that directory"):
         train.run(config, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "config.json", ".lock"}
+
+
+def test_lost_checkpoints_do_not_lose_the_metrics(policy_folder, tmp_path, letters_task):
+    config = given(**SMALL | {"task__name": "letters", "model__init_from": str(policy_folder)})
+    with configs.claim(configs.parse(config), tmp_path, 8):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 50}\n')
+    with pytest.raises(ValueError, match="checkpoints is empty, but metrics.jsonl"):
+        train.run(config, tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 50}\n'
 
 
 # --- the command line ----------------------------------------------------------------------------

@@ -214,6 +214,13 @@ def test_broken_weights_are_named(name, model):
         hf.load(model[0])
 
 
+def test_a_truncated_file_is_named_with_the_cure(model):
+    file = model[0] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="model.safetensors is damaged .*; copy or download it"):
+        hf.load(model[0])
+
+
 def test_missing_files_are_named(model, tmp_path):
     folder, _, _ = model
     with pytest.raises(FileNotFoundError, match="nowhere/config.json is missing; a model dir"):
@@ -265,7 +272,7 @@ def test_save_refuses_what_does_not_fit(model, tmp_path):
         hf.save(tmp_path / "other", config, {k: v for k, v in weights.items() if k != "head"})
     with pytest.raises(ValueError, match=r"final_norm has shape \(3,\)"):
         hf.save(tmp_path / "other", config, {**weights, "final_norm": jnp.ones(3)})
-    with pytest.raises(FileNotFoundError, match="neither tokenizer.json nor tokenizer.model"):
+    with pytest.raises(FileNotFoundError, match="holds no tokenizer; needed is one of"):
         hf.save(tmp_path / "other", config, weights, tokenizer_dir=tmp_path)
     assert not (tmp_path / "other").exists()
 

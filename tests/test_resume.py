@@ -201,6 +201,8 @@ def test_kills_while_a_checkpoint_is_written(runs, straight):
     assert runs.run("writes", XRPO, at="os.remove manifest.ocdbt") == -signal.SIGKILL
     runs.finish("writes", XRPO)
     runs.assert_same("writes", straight)
+    left = {path.name for path in (runs.folder / "writes" / "checkpoints").iterdir()}
+    assert left == {"9", "10"}
 
 
 def test_kills_at_random_moments(runs, straight):

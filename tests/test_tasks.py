@@ -139,7 +139,15 @@ def test_countdown_grades_its_solutions():
         assert task.rewards(i, task.solution(i)).correct
         assert task.rewards(i, f"{task.solution(i)} = 5").correct
         assert task.rewards(i, f"{task.solution(i)} + 1").status == "wrong"
-        assert task.answer(i, task.solution(i)) == task.solution(i).replace(" ", "")
+        assert task.answer(i, task.solution(i)).startswith(f"{task.problems[i].target} of ")
+        assert task.answer(i, f" ({task.solution(i)} )") == task.answer(i, task.solution(i))
+
+
+def test_countdown_votes_are_over_values_not_spellings():
+    task = asked(3, 9, target=27)
+    assert task.answer(0, "3 * 9") == task.answer(0, "9*3") == "27 of 3 9"
+    assert task.answer(0, "3 + 9") == "12 of 3 9"
+    assert task.answer(0, "3 *") is None
 
 
 def asked(*numbers, target, use_all=True):

@@ -27,6 +27,7 @@ from xrpo_jax.types import Draw, Ledger, Params, Tools, TrainState
 class Parts:
     """What the loop works with, made once from the settings."""
 
+    devices: int
     source: pathlib.Path  # the Hugging Face directory of the initial policy
     model: ModelConfig
     tools: Tools
@@ -102,6 +103,7 @@ def build(settings: Settings) -> Parts:
         devices,
     )
     return Parts(
+        devices=devices.size,
         source=source,
         model=model,
         tools=tools,
@@ -179,6 +181,8 @@ def warm_up(parts: Parts, state: TrainState) -> None:
         for draw in {parts.draw, parts.eval_draw}
         for length in {parts.shape.prompt_length, parts.shape.seeded_length}
     ]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    # On an accelerator one at a time: what is compiled also runs, and memory is scarce there.
+    workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()

@@ -11,8 +11,10 @@ import orbax.checkpoint as ocp
 
 from xrpo_jax.types import Ledger, TrainState
 
+Manager = ocp.CheckpointManager
 
-def open_manager(workdir: str | os.PathLike, keep: int) -> ocp.CheckpointManager:
+
+def open_manager(workdir: str | os.PathLike, keep: int) -> Manager:
     """Orbax's manager of `workdir/checkpoints`, retaining the newest `keep`.
 
     A step is written beside its place and renamed, so that a kill leaves it whole or not there.

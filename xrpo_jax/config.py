@@ -5,14 +5,16 @@ Config keys die at this border: nothing else imports ml_collections.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import importlib
 import inspect
 import json
 import math
 import pathlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict, config_dict
 
@@ -20,6 +22,7 @@ import xrpo_jax.tasks
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.learn.update import OptimizerSettings
+from xrpo_jax.log import write_whole
 from xrpo_jax.sampler import Method
 from xrpo_jax.types import Task
 
@@ -109,6 +112,7 @@ class Settings:
     task_name: str
     task: Task
     eval_task: Task
+    resolved: dict  # every setting by section, for config.json
 
 
 SECTIONS = {
@@ -205,8 +209,23 @@ def parse(config: ConfigDict) -> Settings:
             f"the task has {len(task)} prompts; a step of {config.algorithm.name!r} may look at "
             f"{slots} (rollout.prompts={rollout.prompts})"
         )
+    resolved = {
+        "seed": config.seed,
+        "algorithm": {
+            "name": config.algorithm.name,
+            **algorithms.settings(config.algorithm.name),
+            **_given(config.algorithm),
+        },
+        "task": {
+            "name": config.task.name,
+            **task_settings(config.task.name),
+            **_given(config.task),
+        },
+        **{name: dataclasses.asdict(section) for name, section in sections.items()},
+    }
     return Settings(
         **sections,
+        resolved=json.loads(json.dumps(resolved)),
         seed=config.seed,
         algorithm_name=config.algorithm.name,
         algorithm=algorithm,
@@ -260,16 +279,20 @@ def _check_numbers(sections: dict) -> None:
         )
 
 
-MAY_CHANGE = ("train.steps", "checkpoint.keep")  # without changing what any step computes
+# What may differ on resume, since no step computes anything else for it.
+MAY_CHANGE = ("train.steps", "checkpoint.every", "checkpoint.keep", "checkpoint.rollouts")
 
 
-def claim(config: ConfigDict, workdir: pathlib.Path) -> None:
-    """Write `workdir/config.json`, or check that it holds these settings.
+@contextlib.contextmanager
+def claim(settings: Settings, workdir: pathlib.Path, devices: int) -> Iterator[None]:
+    """Hold `workdir` for this process and these settings, which are written to its config.json.
 
-    Raises ValueError naming the settings that differ.
+    Raises ValueError naming the settings that differ from those there (defaults are filled in, so
+    one that changed between versions differs too), or when another process holds it.
     """
     path = workdir / "config.json"
-    mine = flatten(json.loads(config.to_json_best_effort()))
+    resolved = settings.resolved | {"mesh": {"devices": devices}}
+    mine = flatten(resolved)
     if path.exists():
         try:
             theirs = flatten(json.loads(path.read_text()))
@@ -291,14 +314,21 @@ def claim(config: ConfigDict, workdir: pathlib.Path) -> None:
             "choose another --workdir, or delete that one"
         )
     workdir.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
-    partial.replace(path)
+    with open(workdir / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"--workdir={workdir} is in use by another process; wait for it, or choose another"
+            ) from None
+        write_whole(path, (json.dumps(resolved, indent=2) + "\n").encode())
+        yield
 
 
 def unknown_setting(argv: list[str], flag: str = "--config.") -> str | None:
     """What is wrong with the first `--config.section.key` of a command line that does not exist."""
     for argument in argv:
+        argument = f"--{argument.lstrip('-')}" if argument.startswith("-") else argument
         if argument.startswith(flag):
             name = argument.removeprefix(flag).partition("=")[0]
             section, found = None, default()

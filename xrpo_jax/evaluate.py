@@ -75,8 +75,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[dict]]:
     """Metrics of `samples` completions for every problem of `tools.task`, and one record each.
 
-    `prompts` problems are drawn at a time. Names: `pass@1`, `pass@1_low`, `pass@1_high`, `pass@k`,
-    `cons@k` with k = samples, `pass@1/<level>`, `length`, `truncated`.
+    `prompts` problems are drawn at a time. Names: `pass@1`, `pass@k` and `cons@k` with k = samples,
+    `pass@1/<level>`, `length`, `truncated`, each with `_low` and `_high` of its 95 % interval.
     """
     task = tools.task
     records = []
@@ -107,21 +107,27 @@ def evaluate(
 
 def summarise(records: list[dict], levels: list[str], samples: int) -> dict[str, float]:
     """The metrics of `evaluate` from its records, `samples` in a row for each problem."""
-    correct = np.array([r["correct"] for r in records], np.float64).reshape(-1, samples)
-    rate = correct.mean(axis=1)
-    low, high = interval(rate)
-    metrics = {"pass@1": float(rate.mean()), "pass@1_low": low, "pass@1_high": high}
+    metrics: dict[str, float] = {}
+
+    def add(name: str, values: list[float] | np.ndarray) -> None:
+        metrics[name] = float(np.mean(values))
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = interval(values)
+
+    def each(name: str) -> np.ndarray:
+        return np.array([r[name] for r in records], np.float64).reshape(-1, samples)
+
+    correct = each("correct")
+    add("pass@1", correct.mean(axis=1))
     if samples > 1:
-        solved = [pass_at_k(samples, int(row.sum()), samples) for row in correct]
+        add(f"pass@{samples}", [pass_at_k(samples, int(row.sum()), samples) for row in correct])
         votes = []
         for start in range(0, len(records), samples):
             rows = records[start : start + samples]
-            votes.append(consensus([r["answer"] for r in rows], [r["correct"] for r in rows]))
-        metrics[f"pass@{samples}"] = float(np.mean(solved))
-        metrics[f"cons@{samples}"] = float(np.mean(votes))
+            answers, right = [r["answer"] for r in rows], [r["correct"] for r in rows]
+            votes.append(cons_at_k(answers, right, samples))
+        add(f"cons@{samples}", votes)
     for level in dict.fromkeys(levels):
-        chosen = rate[np.array([each == level for each in levels])]
-        metrics[f"pass@1/{level}"] = float(chosen.mean())
-    metrics["length"] = float(np.mean([r["length"] for r in records]))
-    metrics["truncated"] = float(np.mean([not r["stopped"] for r in records]))
+        add(f"pass@1/{level}", correct[[one == level for one in levels]].mean(axis=1))
+    add("length", each("length").mean(axis=1))
+    add("truncated", 1.0 - each("stopped").mean(axis=1))
     return metrics

@@ -49,15 +49,15 @@ class Compiles:
     EVENT = "/jax/core/compile/backend_compile_duration"
 
     def __init__(self):
-        self.count = 0
+        self.count, self._listening = 0, True
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, duration: float, **_) -> None:
-        self.count += event == self.EVENT
+        self.count += self._listening and event == self.EVENT
 
     def close(self) -> None:
-        """Stop counting."""
-        jax.monitoring.unregister_event_duration_listener(self._heard)
+        """Stop counting; JAX has no way to unregister in all the versions that are allowed."""
+        self._listening = False
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
@@ -87,7 +87,7 @@ def read_rollouts(path: str | os.PathLike) -> Iterator[dict]:
         return
 
 
-def _replace(path: pathlib.Path, data: bytes) -> None:
+def write_whole(path: pathlib.Path, data: bytes) -> None:
     """Write `data` so that a kill leaves the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
@@ -102,7 +102,7 @@ class Log:
         self.rollouts_path = pathlib.Path(workdir) / "rollouts.jsonl.gz"
         self.keep_rollouts = keep_rollouts
         kept = [r for r in read_metrics(self.metrics_path) if r["step"] < from_step]
-        _replace(self.metrics_path, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        write_whole(self.metrics_path, "".join(json.dumps(r) + "\n" for r in kept).encode())
         if keep_rollouts:
             partial = self.rollouts_path.with_name(self.rollouts_path.name + ".partial")
             with gzip.open(partial, "wt", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from xrpo_jax.config import Settings
-from xrpo_jax.log import read_metrics
+from xrpo_jax.log import read_metrics, write_whole
 
 
 def progress_bar(settings: Settings, start: int) -> tqdm:
@@ -82,18 +83,19 @@ def table(before: dict, after: dict) -> str:
     """Held-out numbers of two evaluations side by side, in percent."""
     names = [name for name in before if name.startswith("eval/") and name in after]
     heads = [f"step {record['step']}" for record in (before, after)]
-    lines = [f"{'held-out':<16}{heads[0]:>12}{heads[1]:>12}"]
+    lines = [f"{'held-out':<16}{heads[0]:>10}{heads[1]:>10}   95 % interval"]
     for name in names:
         if name.endswith(("_low", "_high")):
             continue
-        short = name.removeprefix("eval/")
+        short, low, high = name.removeprefix("eval/"), after[f"{name}_low"], after[f"{name}_high"]
         if short == "length":
-            lines.append(f"{'tokens':<16}{before[name]:>12.1f}{after[name]:>12.1f}")
+            short, unit = "tokens", ".1f"
         else:
-            lines.append(f"{short:<16}{before[name]:>11.1%} {after[name]:>11.1%}")
-    low, high = after.get("eval/pass@1_low"), after.get("eval/pass@1_high")
-    if low is not None:
-        lines.append(f"95 % interval of pass@1 at step {after['step']}: {low:.1%} to {high:.1%}")
+            unit = ".1%"
+        lines.append(
+            f"{short:<16}{before[name]:>10{unit}}{after[name]:>10{unit}}"
+            f"   {low:{unit}} to {high:{unit}}"
+        )
     return "\n".join(lines)
 
 
@@ -129,7 +131,7 @@ def draw_curve(records: list[dict], path: str | os.PathLike, title: str) -> None
     high = [record["eval/pass@1_high"] for record in evaluated]
     left.fill_between(at, low, high, color="black", alpha=0.12, linewidth=0)
     for name in evaluated[0]:
-        if name.startswith("eval/pass@1/"):
+        if name.startswith("eval/pass@1/") and not name.endswith(("_low", "_high")):
             values = [record[name] for record in evaluated]
             left.plot(at, values, label=name.removeprefix("eval/pass@1/"))
     left.set(xlabel="step", ylabel="held-out pass@1", ylim=(0, 1), title=title)
@@ -149,9 +151,9 @@ def draw_curve(records: list[dict], path: str | os.PathLike, title: str) -> None
     right.legend(frameon=False)
     for axis in (left, right):
         axis.grid(alpha=0.25)
-    partial = f"{path}.partial.png"
-    figure.savefig(partial, dpi=120)
-    os.replace(partial, path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write_whole(pathlib.Path(path), drawn.getvalue())
     pyplot.close(figure)
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import struct
 
-STREAMS = ("data", "rollout", "minibatch", "planner", "evaluate", "init")
+STREAMS = ("data", "rollout", "minibatch", "evaluate")
 
 
 def _stream(stream: str) -> int:

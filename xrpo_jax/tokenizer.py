@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenizer:
@@ -35,9 +37,8 @@ def load(path: str | os.PathLike) -> Tokenizer:
     Raises FileNotFoundError without a tokenizer and ValueError without any end of sequence.
     """
     folder = Path(path)
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        raise FileNotFoundError(f"{folder} holds no tokenizer; needed is one of {names}")
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        raise FileNotFoundError(f"{folder} holds no tokenizer; needed is one of {VOCABULARIES}")
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

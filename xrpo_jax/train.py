@@ -21,9 +21,9 @@ from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import evaluate
 from xrpo_jax.explore import summary
 from xrpo_jax.explore.collect import collect
-from xrpo_jax.log import Clock, Compiles, Log
+from xrpo_jax.log import Clock, Compiles, Log, read_metrics
 from xrpo_jax.model import hf
-from xrpo_jax.types import Batch, Params
+from xrpo_jax.types import Batch, Ledger, Params, TrainState
 
 
 def run(config: ConfigDict, workdir: str) -> dict:
@@ -31,23 +31,36 @@ def run(config: ConfigDict, workdir: str) -> dict:
     settings = parse(config)  # a wrong setting dies here, before anything is loaded or compiled
     folder = pathlib.Path(workdir)
     parts = build(settings)
-    claim(config, folder)
-    manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
-    steps, start = settings.train.steps, manager.latest_step() or 0
-    if start < steps:
-        with _Signals() as signals:
-            stopped_at = _loop(settings, parts, folder, manager, start, signals)
-    else:
-        stopped_at = start
-    manager.close()
-    return report.finish(folder, settings, stopped_at)
+    with claim(settings, folder, parts.devices):
+        manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
+        steps, start = settings.train.steps, manager.latest_step() or 0
+        state, ledger = parts.state, parts.ledger
+        if start:
+            state, ledger = checkpoint.restore(manager, start, state, ledger)
+        done = start
+        if start < steps:
+            with _Signals() as signals:
+                done, state = _loop(settings, parts, folder, manager, start, state, ledger, signals)
+        manager.close()
+        if done >= steps:  # after the checkpoint, so that a full disk here loses nothing
+            params = jax.device_get(state.params)
+            hf.save(folder / "policy", parts.model, params, tokenizer_dir=parts.source)
+        return report.finish(folder, settings, done)
 
 
-def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals) -> int:
+def _loop(
+    settings: Settings,
+    parts: Parts,
+    folder: pathlib.Path,
+    manager: checkpoint.Manager,
+    start: int,
+    state: TrainState,
+    ledger: Ledger,
+    signals: _Signals,
+) -> tuple[int, TrainState]:
     """Steps `start` to the last, or to where a signal asks to stop; returns the step reached."""
-    state, ledger = parts.state, parts.ledger
-    if start:
-        state, ledger = checkpoint.restore(manager, start, state, ledger)
+    if not start:
+        _refuse_lost_checkpoints(settings, folder)
     log = Log(folder, start, settings.checkpoint.rollouts)
     steps, planner = settings.train.steps, settings.algorithm.explore.planner
     compiles = Compiles()
@@ -93,17 +106,23 @@ def _loop(settings: Settings, parts: Parts, folder, manager, start: int, signals
         done = step + 1
         if done == steps:
             log.metrics(done, held_out(parts, settings, state.params, done))
-            hf.save(
-                folder / "policy", parts.model, jax.device_get(state.params),
-                tokenizer_dir=parts.source,
-            )  # fmt: skip
         if done % settings.checkpoint.every == 0 or done == steps or signals.stop:
             checkpoint.save(manager, done, state, ledger)
         if signals.stop:
             break
     bar.close()
     compiles.close()
-    return done
+    return done, state
+
+
+def _refuse_lost_checkpoints(settings: Settings, folder: pathlib.Path) -> None:
+    records = read_metrics(folder / "metrics.jsonl")
+    if records and records[-1]["step"] >= settings.checkpoint.every:
+        raise ValueError(
+            f"{folder / 'checkpoints'} is empty, but metrics.jsonl beside it reaches step "
+            f"{records[-1]['step']}: starting over would overwrite it. Put the checkpoints back, "
+            "choose another --workdir, or delete that one"
+        )
 
 
 def held_out(parts: Parts, settings: Settings, params: Params, step: int) -> dict[str, float]:

@@ -99,7 +99,7 @@ class Rollout:
     stopped: bool  # a stop token was drawn within the limit
     text: str
     verdict: Verdict
-    reward: float  # sum of the reward terms
+    reward: float  # sum of the reward terms; NaN where the verifier failed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,12 +115,13 @@ class Progress:
         return sum(len(rows) for rows in self.rollouts)
 
     def rewards(self, slot: int) -> np.ndarray:
-        """Rewards of a slot's rollouts in the order drawn: f64[n]."""
-        return np.array([row.reward for row in self.rollouts[slot]], np.float64)
+        """Rewards of a slot's rollouts that could be graded, in the order drawn: f64[n]."""
+        rewards = np.array([row.reward for row in self.rollouts[slot]], np.float64)
+        return rewards[np.isfinite(rewards)]
 
     def failed(self, slot: int) -> bool:
-        """Whether there are rollouts of this slot and none is correct."""
-        rows = self.rollouts[slot]
+        """Whether there are graded rollouts of this slot and none is correct."""
+        rows = [row for row in self.rollouts[slot] if np.isfinite(row.reward)]
         return bool(rows) and not any(row.verdict.correct for row in rows)
 
 

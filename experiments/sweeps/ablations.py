@@ -82,7 +82,9 @@ def run(variant: str, seed: int, options: argparse.Namespace, cores: queue.Queue
             )
     finally:
         cores.put(core)
-    return None if done.returncode == 0 else str(workdir / "output.txt")
+    if done.returncode == 0 and finished(workdir, options.steps):
+        return None
+    return str(workdir / "output.txt")
 
 
 def main() -> None:
@@ -93,18 +95,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options, options.overrides = parser.parse_known_args()
+    for override in options.overrides:
+        if not override.startswith("--config."):
+            parser.error(
+                f"{override}: allowed beside the options above: --config.section.key=value"
+            )
     cores: queue.Queue = queue.Queue()
     for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
         cores.put(core)
     # Seeds outermost: a sweep that is broken off still compares all variants.
     work = [(variant, seed) for seed in range(options.seeds) for variant in options.variants]
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        runs = [pool.submit(run, variant, seed, options, cores) for variant, seed in work]
+    pool = concurrent.futures.ThreadPoolExecutor(options.jobs)
+    runs = [pool.submit(run, variant, seed, options, cores) for variant, seed in work]
+    failed = 0
+    try:
         for done in tqdm(concurrent.futures.as_completed(runs), total=len(runs), unit="run"):
             if done.result():
+                failed += 1
                 tqdm.write(f"failed, see {done.result()}")
+    except KeyboardInterrupt:  # the runs got it too: each saves and stops
+        pool.shutdown(cancel_futures=True)
+        sys.exit("stopped; the same command goes on")
     compare = [sys.executable, ROOT / "scripts" / "compare.py", options.out]
-    sys.exit(subprocess.run(compare).returncode)
+    sys.exit(subprocess.run(compare).returncode or min(failed, 1))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from xrpo_jax.learn.weight import TokenMean
 
 def make(budget: Budget, cap: float = 5.0) -> Algorithm:
     """`cap` is absolute (4, 5 and 8 are reported to work alike); there is no lower bound."""
+    if cap <= 0:
+        raise ValueError(f"algorithm.cap={cap}; allowed: above 0, else nothing is learnt")
     return Algorithm(
         explore=Explore(planner=Fixed(group=budget.group)),
         learn=Learn(clip=Scored(cap=cap), weight=TokenMean()),

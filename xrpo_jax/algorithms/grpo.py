@@ -23,6 +23,8 @@ def make(
         raise ValueError(
             f"algorithm.kl_estimator={kl_estimator!r}; allowed: {', '.join(ESTIMATORS)}"
         )
+    if dual_clip and dual_clip <= 1:
+        raise ValueError(f"algorithm.dual_clip={dual_clip}; allowed: 0 (off) or above 1")
     clip = PPO(low=clip_low, high=clip_high)
     if dual_clip:
         clip = Dual(low=clip_low, high=clip_high, bound=dual_clip)

@@ -18,7 +18,18 @@ from xrpo_jax.explore.reward import Correctness
 from xrpo_jax.explore.seeding import NoSeed
 from xrpo_jax.explore.values import NoValues
 from xrpo_jax.log import Clock
-from xrpo_jax.types import Batch, Context, Draw, Ledger, Params, Progress, Request, Rollout, Tools
+from xrpo_jax.types import (
+    Batch,
+    Context,
+    Draw,
+    Ledger,
+    Params,
+    Progress,
+    Request,
+    Rollout,
+    Tools,
+    Verdict,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +173,13 @@ def _sample(
 
 
 def _grade(explore: Explore, tools: Tools, shape: Shape, row: Rollout) -> Rollout:
-    verdict = tools.task.rewards(row.prompt, row.text)
+    """A verifier that fails says nothing of the answer: the reward is NaN, and nobody learns it."""
+    try:
+        verdict = tools.task.rewards(row.prompt, row.text)
+    except Exception as error:
+        verdict = Verdict(status="crashed", score=0.0, reason=f"{type(error).__name__}: {error}")
+    if verdict.status in ("timed_out", "crashed"):
+        return dataclasses.replace(row, verdict=verdict, reward=float("nan"))
     terms = [term(verdict, len(row.tokens), shape.max_new_tokens) for term in explore.rewards]
     return dataclasses.replace(row, verdict=verdict, reward=float(sum(terms)))
 

@@ -14,15 +14,13 @@ from xrpo_jax import rng
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffled:
-    """Every prompt once an epoch, in an order of its own each epoch."""
+    """Every prompt at most once an epoch, in an order of its own each epoch.
+
+    What is left of an epoch when it no longer fills a step is left out. A planner that may look at
+    many prompts a step (DAPO's refill) passes over those that it did not need.
+    """
 
     def __call__(self, value: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
-        size = len(value)
-        epoch, offset = divmod(step * count, size)
-        order = rng.host(seed, epoch, "data").permutation(size)
-        chosen = order[offset : offset + count]
-        if len(chosen) < count:  # the step runs over the epoch's end
-            following = rng.host(seed, epoch + 1, "data").permutation(size)
-            fresh = following[~np.isin(following, chosen)]
-            chosen = np.concatenate([chosen, fresh[: count - len(chosen)]])
-        return chosen.astype(np.int64)
+        epoch, place = divmod(step, len(value) // count)
+        order = rng.host(seed, epoch, "data").permutation(len(value))
+        return order[place * count : (place + 1) * count].astype(np.int64)

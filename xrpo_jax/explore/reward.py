@@ -16,7 +16,6 @@ class Correctness:
 
     right: float = 1.0
     wrong: float = 0.0
-    name = "correctness"
 
     def __call__(self, verdict: Verdict, tokens: int, limit: int) -> float:
         return self.wrong + (self.right - self.wrong) * verdict.score
@@ -30,7 +29,6 @@ class Overlong:
     """
 
     cache: int
-    name = "overlong"
 
     def __call__(self, verdict: Verdict, tokens: int, limit: int) -> float:
         free = limit - self.cache

@@ -10,25 +10,26 @@ from xrpo_jax.types import Kind, Ledger, Progress, Rollout, Task
 def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int]) -> dict:
     """Rewards, accuracy by level, allocation, seeding and lengths of a step's rollouts.
 
-    `accuracy` is over plain rollouts: what the policy can do by itself. `allocation` counts
-    prompts by the number of their rollouts.
+    `accuracy` is over the first round, which every planner spreads evenly over plain prompts, so it
+    compares between algorithms. `allocation` counts prompts by the number of their rollouts.
+    Rollouts whose verifier failed count in `verdicts/...` and in no reward or accuracy.
     """
     rows = [row for slot in progress.rollouts for row in slot]
-    plain = [row for row in rows if row.kind == Kind.PLAIN]
+    first = [row for row in rows if row.round == 0]
     seeded = [row for row in rows if row.kind == Kind.SEEDED]
     used = [slot for slot in progress.rollouts if slot]
     counts = np.array([len(slot) for slot in used])
     sizes, prompts = np.unique(counts, return_counts=True)
     metrics = {
-        "reward": float(np.mean([row.reward for row in rows])),
-        "accuracy": _accuracy(plain),
+        "reward": _mean([row.reward for row in rows]),
+        "accuracy": _accuracy(first),
     }
     for level in task.levels:
-        chosen = [row for row in plain if task.level(row.prompt) == level]
+        chosen = [row for row in first if task.level(row.prompt) == level]
         if chosen:
             metrics[f"accuracy/{level}"] = _accuracy(chosen)
     metrics |= {
-        "zero_variance": float(np.mean([len({row.reward for row in slot}) == 1 for slot in used])),
+        "zero_variance": float(np.mean([_equal(slot) for slot in used])),
         "allocation": {int(n): int(count) for n, count in zip(sizes, prompts, strict=True)},
         "rollouts": len(rows),
         "rounds": 1 + max(row.round for row in rows),
@@ -58,7 +59,8 @@ def records(progress: Progress) -> list[dict]:
             "kind": Kind(row.kind).name.lower(),
             "text": row.text,
             "status": row.verdict.status,
-            "reward": row.reward,
+            "reason": row.verdict.reason,
+            "reward": row.reward if np.isfinite(row.reward) else None,
             "logp": round(float(row.logp.sum()), 6),
             "length": len(row.tokens),
         }
@@ -67,8 +69,17 @@ def records(progress: Progress) -> list[dict]:
     ]
 
 
+def _mean(values: list[float]) -> float:
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.mean(finite)) if finite else 0.0
+
+
+def _equal(rows: tuple[Rollout, ...]) -> bool:
+    return len({row.reward for row in rows if np.isfinite(row.reward)}) <= 1
+
+
 def _accuracy(rows: list[Rollout]) -> float:
-    return float(np.mean([row.verdict.correct for row in rows])) if rows else 0.0
+    return _mean([float(row.verdict.correct) for row in rows if np.isfinite(row.reward)])
 
 
 def _rescued(rows: tuple[Rollout, ...]) -> bool:

@@ -160,6 +160,8 @@ def make_learner(
             if schedule.minibatches > 1:
                 order = draw.permutation(order)
             for minibatch in np.array_split(order, schedule.minibatches):
+                if not np.any(scores.weight[minibatch]):
+                    continue  # nothing to learn from: momentum shall not move anything either
                 total = zeros(state.params)
                 for rows, width in micro_batches(minibatch, batch.length, schedule):
                     part, weights = (

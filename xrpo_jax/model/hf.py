@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import traverse_util
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.params import declare
+from xrpo_jax.tokenizer import VOCABULARIES
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -112,7 +113,7 @@ def load(path: str | os.PathLike, dtype=jnp.float32) -> tuple[ModelConfig, dict]
     seen: dict[str, str] = {}
     unknown, spare_head = [], None
     for file in _weight_files(folder):
-        with safe_open(file, framework="np") as tensors:
+        with _open(file) as tensors:
             for name in tensors.keys():  # not a dict: it has no __iter__
                 if name in seen:
                     raise ValueError(f"{name} is stored twice, in {seen[name]} and {file.name}")
@@ -208,6 +209,13 @@ def _weight_files(folder: Path) -> list[Path]:
     return [_existing(folder / shard) for shard in sorted(set(shards))]
 
 
+def _open(file: Path):
+    try:
+        return safe_open(file, framework="np")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
+
+
 def _read(tensors, name: str) -> np.ndarray:
     stored = tensors.get_slice(name).get_dtype()
     if stored not in _READ_DTYPES:
@@ -252,14 +260,14 @@ def _replaceable(folder: Path) -> bool:
         return True
     if WEIGHTS not in names or not names <= {CONFIG, WEIGHTS, *TOKENIZER_FILES}:
         return False
-    with safe_open(folder / WEIGHTS, framework="np") as tensors:
+    with _open(folder / WEIGHTS) as tensors:
         return (tensors.metadata() or {}).get("written_by") == _WRITTEN_BY["written_by"]
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
     present = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if "tokenizer.json" not in present and "tokenizer.model" not in present:
-        raise FileNotFoundError(f"{source} has neither tokenizer.json nor tokenizer.model")
+    if not set(present) & set(VOCABULARIES):
+        raise FileNotFoundError(f"{source} holds no tokenizer; needed is one of {VOCABULARIES}")
     for name in present:
         shutil.copyfile(source / name, target / name)
 

@@ -188,11 +188,12 @@ class Countdown:
         return f" {self.problems[i].expression}"
 
     def answer(self, i: int, completion: str) -> str | None:
-        """The expression without white space, or None where there is none."""
+        """The value and the numbers it is made of, however written, or None where there is none."""
         try:
-            return "".join(tokenize(_expression(completion)))
+            value, used = evaluate(tokenize(_expression(completion)))
         except Unreadable:
             return None
+        return f"{value} of {' '.join(map(str, sorted(used)))}"
 
     def rewards(self, i: int, completion: str) -> Verdict:
         """One for an expression over the given numbers that equals the target, else zero."""
