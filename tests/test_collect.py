@@ -18,6 +18,7 @@ from xrpo_jax.explore.collect import Explore, Shape, collect, init_ledger, pack
 from xrpo_jax.explore.planner import Fixed, Refill, Uncertainty
 from xrpo_jax.explore.reward import Correctness, Overlong
 from xrpo_jax.explore.seeding import Exemplars
+from xrpo_jax.explore.values import Running
 from xrpo_jax.log import Clock
 from xrpo_jax.sampler import Method, Sampler, make_draw
 from xrpo_jax.types import Kind, Tools
@@ -293,6 +294,17 @@ def test_a_verifier_that_fails_is_not_a_wrong_answer():
     records = summary.records(progress)
     json.dumps(records, allow_nan=False)
     assert "verifier bug" in records[0]["reason"]
+
+
+def test_running_values_follow_what_each_prompt_achieved():
+    explore = Explore(planner=Fixed(group=4), curriculum=InOrder(), values=Running(keep=0.75))
+    _, first, _, _ = play(explore, answers)
+    assert first["values"]["mean"][:3].tolist() == [0.0, 0.5, 1.0]
+    assert np.isnan(first["values"]["mean"][3:]).all()
+    _, second, _, _ = play(explore, lambda text, prompt, index: ANSWERS[prompt], ledger=first)
+    assert second["values"]["mean"][:3].tolist() == [0.25, 0.625, 1.0]
+    assert first["values"]["mean"][0] == 0.0  # the earlier ledger is left as it was
+    assert explore.values.read(second["values"], 6)[1] == 0.625
 
 
 # --- with the real sampler -----------------------------------------------------------------------
