@@ -178,24 +178,23 @@ def test_three_steps_and_a_kill_and_seven_in_fresh_processes(runs, straight):
     assert not any(compiled(runs.metrics("seven"))[5:])
 
 
-# Where in the writing of a checkpoint a kill falls: among the writes of Orbax's own threads (that is
-# what the delay is for), with all files there, and before the rename that makes it whole.
-WRITES = {
-    "arrays": ("default.orbax-checkpoint-tmp/array_metadatas", 0.004),
-    "commit": ("rename checkpoints/3.orbax-checkpoint-tmp/default", 0.0),
-    "rename": ("rename checkpoints/3.orbax-checkpoint-tmp", 0.0),
-}
+# Where in the writing of a checkpoint a kill falls: with all files there, before the rename that
+# makes it whole, and (that is what the delay is for) among the writes of Orbax's own threads.
+PARTIAL = "checkpoints/3.orbax-checkpoint-tmp"
+WRITES = (
+    (f"os.rename {PARTIAL}/default.orbax-checkpoint-tmp", 0.0),
+    (f"os.rename {PARTIAL}", 0.0),
+    (f"os.mkdir {PARTIAL}/default.orbax-checkpoint-tmp/array_metadatas", 0.004),
+)
 
 
 def test_kills_while_a_checkpoint_is_written(runs, straight):
     """One after the other in one run: each leaves its debris for the next."""
-    for name, (at, delay) in WRITES.items():
-        status = runs.run("writes", XRPO, at=at, delay=delay)
-        assert status in (-signal.SIGKILL, -signal.SIGALRM), name
-        # Within the delay the checkpoint may or may not have become whole.
-        assert runs.latest("writes") == 0 or delay and runs.latest("writes") == 3, name
-        if runs.latest("writes"):
-            break
+    for at, delay in WRITES:
+        ended = -signal.SIGALRM if delay else -signal.SIGKILL
+        assert runs.run("writes", XRPO, at=at, delay=delay) == ended
+        # Within the delay the checkpoint may have become whole.
+        assert runs.latest("writes") in ((0, 3) if delay else (0,))
     # While an old one is deleted for the new: half of it is left.
     assert runs.run("writes", XRPO, at="os.remove manifest.ocdbt") == -signal.SIGKILL
     runs.finish("writes", XRPO)

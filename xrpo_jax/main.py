@@ -31,13 +31,16 @@ def main(argv: list[str]) -> None:
     """Run what the flags say; a wrong setting ends with one line and exit code 2."""
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {argv[1:]}")
-    logging.set_verbosity(logging.WARNING)
+    talkative = flags.FLAGS.verbosity > 0
+    logging.set_verbosity(logging.DEBUG if talkative else logging.WARNING)
     from xrpo_jax import train  # after the flags were read: it starts JAX
 
     try:
         train.run(_CONFIG.value, _WORKDIR.value)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if talkative:
+            raise
+        print(f"error: {error}\n(--verbosity=1 shows where)", file=sys.stderr)
         sys.exit(2)
 
 

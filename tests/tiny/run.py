@@ -2,8 +2,8 @@
 
 What a run needs is imported once. A request is a JSON line on standard input: each becomes a
 forked child, in which JAX starts anew, with `argv` and its `output` (a file). `kill` says when it
-ends, if at all: at number `at` (or the first one that contains the text `at`) of the events on
-files under `folder`, `delay` seconds later, by `signal`. Python's audit hook sees those events, so
+ends, if at all: at number `at` of the events on files under `folder`, or at the first that reads
+`at` in the trace, and `delay` seconds later, by `signal`. Python's audit hook sees those events, so
 that a kill also falls within the writing of a checkpoint. `trace` (a file) lists them. An answer is
 a wait status.
 """
@@ -46,7 +46,7 @@ def watch(folder: str, trace: str, kill: dict | None) -> None:
         seen += 1
         line = f"{event} {path.removeprefix(folder)}"
         os.write(out, f"{line}\n".encode())
-        if kill and (kill["at"] == seen or isinstance(kill["at"], str) and kill["at"] in line):
+        if kill and (kill["at"] == seen or line == kill["at"]):
             number, delay, kill = getattr(signal, kill["signal"]), kill["delay"], None
             if delay:
                 signal.setitimer(signal.ITIMER_REAL, delay)  # SIGALRM ends the process
