@@ -58,8 +58,10 @@ def build(settings: Settings) -> Parts:
         max_new_tokens=rollout.max_new_tokens,
     )
     _check_fit(settings, shape, model, words, devices.size)
+    # A step encodes its prompts in every round, and a seeder while it fits exemplars.
+    encode = functools.lru_cache(maxsize=16384)(words.encode)
     tools, eval_tools = (
-        Tools(task=task, encode=words.encode, decode=words.decode, prompt_limit=seeded_length)
+        Tools(task=task, encode=encode, decode=words.decode, prompt_limit=seeded_length)
         for task in (settings.task, settings.eval_task)
     )
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))

@@ -118,7 +118,7 @@ def make_learner(
 
     @jax.jit
     def apply(state: TrainState, gradient) -> tuple[TrainState, jax.Array]:
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         change, memory = optimizer.update(gradient, state.optimizer, state.params)
         moved = TrainState(params=optax.apply_updates(state.params, change), optimizer=memory)
         # A step whose gradient is not finite would ruin the run: it is left out and counted.
