@@ -117,7 +117,9 @@ def _loop(
 
 def _refuse_lost_checkpoints(settings: Settings, folder: pathlib.Path) -> None:
     records = read_metrics(folder / "metrics.jsonl")
-    if records and records[-1]["step"] >= settings.checkpoint.every:
+    # A record beyond the first checkpoint's step is written after that checkpoint. One at it may be
+    # the last evaluation of a run that was killed while it wrote its only checkpoint.
+    if records and records[-1]["step"] > settings.checkpoint.every:
         raise ValueError(
             f"{folder / 'checkpoints'} is empty, but metrics.jsonl beside it reaches step "
             f"{records[-1]['step']}: starting over would overwrite it. Put the checkpoints back, "
