@@ -35,10 +35,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from xrpo_jax import mesh, sampler
 from xrpo_jax import rng as rng_module
 from xrpo_jax import tokenizer as tokenizers
-from xrpo_jax.model import hf, transformer
+from xrpo_jax.model import export, hf, transformer
 from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.tasks import arithmetic, countdown
+from xrpo_jax.types import text_of
 
 HARD = 0.01  # how often a hard family shows each of the hard rules on a plain prompt
 RATE = {
@@ -410,7 +411,7 @@ def evaluate(config: ModelConfig, params, path: Path, samples: int) -> str:
 def countdown_line(draw, params) -> str:
     """Pass@1 of countdown by level."""
     task = countdown.make(split="test", size=600)
-    texts = draw(params, [task.prompt(i) for i in range(len(task))], 9)
+    texts = draw(params, [text_of(task.prompt(i)) for i in range(len(task))], 9)
     scores: dict[str, list[bool]] = {}
     for i, text in enumerate(texts):
         scores.setdefault(task.level(i), []).append(task.rewards(i, text).correct)
@@ -438,7 +439,7 @@ def main() -> None:
         params = train(config, data, flags.steps, flags.rate, flags.seed)
         with tempfile.TemporaryDirectory() as folder:
             save_tokenizer(tokenizer, Path(folder))
-            hf.save(flags.out, config, params, dtype="bfloat16", tokenizer_dir=folder)
+            export.save(flags.out, config, params, dtype="bfloat16", tokenizer_dir=folder)
         print(f"{parameters.count(params)} parameters, {time.time() - began:.0f} s of training")
     config, params = hf.load(flags.out)  # what is measured is what was written, bfloat16 and all
     print(evaluate(config, params, flags.out, flags.samples))

@@ -6,7 +6,16 @@ import dataclasses
 
 import numpy as np
 
-from xrpo_jax.types import Kind, Progress, Rollout, Samples, Tools, Verdict
+from xrpo_jax.types import (
+    Conversation,
+    Kind,
+    Progress,
+    Rollout,
+    Samples,
+    Tools,
+    Verdict,
+    question,
+)
 
 END = 1  # the stop token; every other token is a character's code
 CORRECT = Verdict(status="correct", score=1.0)
@@ -15,6 +24,15 @@ WRONG = Verdict(status="wrong", score=0.0)
 
 def encode(text: str) -> list[int]:
     return [ord(character) for character in text]
+
+
+def said(prompt: Conversation) -> str:
+    """A conversation as plain text, a line's end after each answer."""
+    return "".join(turn.content + "\n" * (turn.role != "user") for turn in prompt)
+
+
+def encode_prompt(prompt: Conversation) -> list[int]:
+    return encode(said(prompt))
 
 
 def decode(tokens) -> str:
@@ -32,8 +50,8 @@ class Texts:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def prompt(self, i: int) -> str:
-        return self.prompts[i]
+    def prompt(self, i: int) -> Conversation:
+        return question(self.prompts[i])
 
     def level(self, i: int) -> str:
         return self.levels[i % len(self.levels)]
@@ -47,7 +65,7 @@ class Texts:
 
 def tools(prompts, answers=(), prompt_limit: int = 1000) -> Tools:
     task = Texts(prompts=tuple(prompts), answers=tuple(answers))
-    return Tools(task=task, encode=encode, decode=decode, prompt_limit=prompt_limit)
+    return Tools(task=task, encode=encode_prompt, decode=decode, prompt_limit=prompt_limit)
 
 
 def rollout(

@@ -8,8 +8,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "xrpo_jax"
 LAYERS = (
     {"types"},
-    {"rng", "log", "checkpoint", "tokenizer", "tasks", "mesh"},
-    {"model"},
+    {"rng", "log", "checkpoint", "tokenizer", "data", "mesh", "prompts"},
+    {"tasks", "model", "chat"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},
@@ -88,7 +88,8 @@ def test_an_arrow_that_points_back_is_found(path, line):
 
 def test_jax_is_used_where_it_may_be():
     for path, source in sources().items():
-        if path.startswith("tasks/") or path in ("types.py", "evaluate.py", "report.py"):
+        host = ("types.py", "evaluate.py", "report.py", "chat.py", "prompts.py", "tokenizer.py")
+        if path.startswith(("tasks/", "data/")) or path in host:
             assert not uses(source, "jax"), path
         if path.startswith("explore/") and path != "explore/collect.py":
             assert not uses(source, "jax"), path

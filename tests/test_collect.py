@@ -138,8 +138,9 @@ def test_the_learner_sees_the_trained_context(loss_context):
     assert len(seeded) == len(progress.rollouts[0]) - 4
     shown = "bb:B\naa:" if loss_context == "generation" else "aa:"
     for i in seeded:
-        assert decode(batch.tokens[i, : batch.length[i]]) == shown + "no"
-        assert batch.mask[i].sum() == 3 and batch.mask[i, len(shown)] == 1
+        assert decode(batch.prompt[i, : batch.prompt_length[i]]) == shown
+        assert decode(batch.tokens[i, : batch.length[i]]) == "no"
+        assert batch.mask[i].sum() == batch.length[i] == 3
         # Log-probs under another context say nothing of this one.
         seen = np.isfinite(batch.sampler_logp[i]).sum()
         assert seen == (3 if loss_context == "generation" else 0)
@@ -163,20 +164,21 @@ def test_plain_and_seeded_rollouts_of_a_prompt_are_one_group():
 # --- packing -------------------------------------------------------------------------------------
 
 
-def test_rows_are_prompt_and_completion_without_a_gap():
+def test_a_row_is_a_prompt_and_a_completion():
     explore = Explore(planner=Fixed(group=2), curriculum=InOrder())
     says = {0: "A", 1: "wrong answer"}
     batch, _, progress, _ = play(explore, lambda text, prompt, index: says[index])
-    assert batch.tokens.shape == batch.mask.shape == (24, 24)
-    assert batch.tokens[0, :5].tolist() == [*encode("aa:A"), END]
-    assert not batch.tokens[0, 5:].any()
-    assert batch.length[0] == 5 and batch.mask[0].tolist() == [0] * 3 + [1] * 2 + [0] * 19
+    assert batch.prompt.shape == (24, 16) and batch.tokens.shape == batch.mask.shape == (24, 8)
+    assert batch.prompt[0, :3].tolist() == encode("aa:") and not batch.prompt[0, 3:].any()
+    assert batch.prompt_length[:6].tolist() == [3] * 6
+    assert batch.tokens[0].tolist() == [*encode("A"), END] + [0] * 6
+    assert batch.length[0] == 2 and batch.mask[0].tolist() == [1] * 2 + [0] * 6
     assert batch.stopped[0] == 1 and batch.correct[0] == 1 and batch.reward[0] == 1
     # Cut off at the limit: no stop token, every token is trained on.
-    assert decode(batch.tokens[1, : batch.length[1]]) == "aa:wrong an"
+    assert decode(batch.tokens[1, : batch.length[1]]) == "wrong an"
     assert batch.mask[1].sum() == 8 and batch.stopped[1] == 0 and END not in batch.tokens[1]
-    np.testing.assert_allclose(batch.sampler_logp[1, 3:11], -0.1 * np.arange(1, 9), rtol=1e-6)
-    assert np.isnan(batch.sampler_logp[1, :3]).all() and np.isnan(batch.sampler_logp[1, 11:]).all()
+    np.testing.assert_allclose(batch.sampler_logp[1], -0.1 * np.arange(1, 9), rtol=1e-6)
+    assert np.isnan(batch.sampler_logp[0, 2:]).all()
     assert batch.group[:6].tolist() == [0, 0, 1, 1, 2, 2]
     # Six rollouts in a step of 24 rows: the rest is padding that no part may count.
     assert batch.valid.tolist() == [1] * 6 + [0] * 18
@@ -189,7 +191,7 @@ def test_rows_are_in_slot_and_index_order_whatever_round_drew_them():
     assert batch.group.tolist() == np.repeat(np.arange(3), counts).tolist()
     expected = [row.text for rows in progress.rollouts for row in rows]
     found = [
-        decode(tokens[3:length]) for tokens, length in zip(batch.tokens, batch.length, strict=True)
+        decode(tokens[:length]) for tokens, length in zip(batch.tokens, batch.length, strict=True)
     ]
     assert found == expected
 
@@ -226,7 +228,7 @@ def test_refill_packs_mixed_groups_alone():
     assert [sorted(set(call["prompt"])) for call in calls] == [[0, 1, 2], [3, 4]]
     assert progress.total == 20 and batch.valid.sum() == 12
     assert batch.group[:12].tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert decode(batch.tokens[4, :3]) == "dd:"
+    assert decode(batch.prompt[4, :3]) == "dd:"
     assert batch.correct.sum() == 3
 
 
@@ -310,7 +312,9 @@ def test_running_values_follow_what_each_prompt_achieved():
 # --- with the real sampler -----------------------------------------------------------------------
 
 REAL_SHAPE = Shape(prompts=4, rows=32, prompt_length=6, seeded_length=6, max_new_tokens=5)
-REAL_TOOLS = Tools(task=letters.make(), encode=policy.encode, decode=policy.decode, prompt_limit=6)
+REAL_TOOLS = Tools(
+    task=letters.make(), encode=policy.encode_prompt, decode=policy.decode, prompt_limit=6
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,10 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
+from fakes import Texts
 from tiny import policy
 
 import xrpo_jax.tasks
@@ -17,12 +19,14 @@ from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.explore.planner import Refill, Uncertainty, Uniform
 from xrpo_jax.explore.seeding import Exemplars, NoSeed
 from xrpo_jax.log import Compiles
+from xrpo_jax.types import text_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 MISSPELT = {
     "algorithm": "n_bse",
     "task": "sise",
-    "model": "init_form",
+    "text": "sistem",
+    "model": "dtyp",
     "rollout": "grup",
     "optimizer": "lr",
     "train": "step",
@@ -103,7 +107,7 @@ def test_unknown_algorithm_and_task():
     refused(
         r"algorithm.name='xpro'; allowed: cispo, dapo, .*xrpo, xrpo_token", algorithm__name="xpro"
     )
-    refused(r"task.name='sums'; allowed: arithmetic, countdown", task__name="sums")
+    refused(r"task.name='suns'; allowed: arithmetic, countdown, files", task__name="suns")
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,14 @@ def test_no_number_of_any_section_is_negative(section):
         ({"optimizer__learning_rate": 0.0}, "optimizer.learning_rate=0.0; allowed: above 0"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0; allowed: from 0 to below 1"),
         ({"eval__top_p": 1.2}, "eval.top_p=1.2; allowed: above 0, at most 1"),
+        (
+            {"train__micro_batch": 6},
+            "train.micro_batch=6; allowed: a multiple of train.share=4",
+        ),
+        (
+            {"checkpoint__export": "int8"},
+            "checkpoint.export='int8'; allowed: float32, bfloat16, no",
+        ),
         ({"train__minibatches": 129}, "train.minibatches=129; allowed: 1 to 128"),
         ({"rollout__group": 3}, "algorithm.n_base=1; allowed: at least 2, .*here 1"),
         ({"algorithm__n_base": 1}, "algorithm.n_base=1; allowed: at least 2"),
@@ -199,11 +211,11 @@ def test_no_number_of_any_section_is_negative(section):
         ({"task__size": 0}, "task.size=0; allowed: 1 to 20000"),
         (
             {"task__size": 15},
-            r"the task has 15 prompts; .*'xrpo' may look at 16 \(rollout.prompts=16",
+            r"the task has 15 prompts; a step may look at 16 \(rollout.prompts=16",
         ),
         (
             {"task__size": 159, "algorithm__name": "dapo"},
-            "the task has 159 prompts; a step of 'dapo' may look at 160",
+            "the task has 159 prompts; a step may look at 160",
         ),
         ({"eval__problems": 30_000}, "eval.problems as task.size=30000; allowed: 1 to 20000"),
     ],
@@ -251,18 +263,33 @@ SMALL = {
             "rollout.seeded_length=7; allowed: at least rollout.prompt_length=8",
         ),
         ({"rollout__slots": 12}, "rollout.slots=12; allowed: a multiple of the 8 devices"),
-        ({"train__micro_batch": 4}, "train.micro_batch=4; allowed: a multiple of the 8 devices"),
+        (
+            {"train__micro_batch": 16},
+            "train.micro_batch / train.share=4; allowed: a multiple of the 8 devices",
+        ),
         (
             {"rollout__prompts": 1, "rollout__group": 6, "algorithm__n_base": 2},
             "rollout.prompts x rollout.group=6; allowed: a multiple of the 8 devices",
         ),
         ({"mesh__devices": 9}, r"mesh.devices=9; allowed: 0 \(all\) to 8 on this host"),
-        ({"rollout__prompt_length": 5}, "rollout.prompt_length=5; allowed: at least [0-9]+"),
+        (
+            {"rollout__prompt_length": 5},
+            "rollout.prompt_length=5; 30 of 30 prompts are",
+        ),
+        (
+            {"rollout__prompt_length": 5, "text__overlong": "drop"},
+            "rollout.prompt_length=5; 30 of 30 .*which would leave none",
+        ),
+        (
+            {"text__chat": "template"},
+            "text.chat='template', but the tokenizer has no chat template",
+        ),
+        ({"text__thinking": "on"}, "text.thinking='on', but the chat template has no such switch"),
     ],
     ids=str,
 )
 def test_settings_must_fit_the_model_and_the_devices(policy_folder, tmp_path, settings, message):
-    config = given(**{**SMALL, "model__init_from": str(policy_folder), **settings})
+    config = given(**{**SMALL, "init_from": str(policy_folder), **settings})
     counter = Compiles()
     with pytest.raises(ValueError, match=message):
         train.run(config, tmp_path / "run")
@@ -272,9 +299,42 @@ def test_settings_must_fit_the_model_and_the_devices(policy_folder, tmp_path, se
 
 
 def test_a_missing_model_directory_is_named(tmp_path):
-    config = given(**SMALL, model__init_from=str(tmp_path / "nothing"))
-    with pytest.raises(FileNotFoundError, match="nothing/config.json is missing"):
+    config = given(**SMALL, init_from=str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match=r"init_from='.*nothing'; allowed: a Hugging Face dir"):
         train.run(config, tmp_path / "run")
+
+
+# --- held-out prompts ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_prompts(monkeypatch):
+    """A task whose evaluation asks three questions, two of which are trained on."""
+    asked = {"train": ("a", "b", "c", "d"), "test": ("B ", "x", "d")}
+
+    def make(*, split="train", size=4):
+        return Texts(prompts=asked[split], answers=asked[split])
+
+    module = types.SimpleNamespace(make=make)
+    monkeypatch.setattr(configs, "task_names", lambda: ("texts",))
+    monkeypatch.setitem(sys.modules, "xrpo_jax.tasks.texts", module)
+    config = given(rollout__prompts=2)
+    config.task.name, config.task.size = "texts", None
+    return config
+
+
+def test_evaluation_prompts_that_are_trained_on(same_prompts):
+    message = r"2 of 3 evaluation prompts are trained on, for example 'B '; allowed: .*overlap=drop"
+    with pytest.raises(ValueError, match=message):
+        configs.parse(same_prompts)
+    same_prompts.eval.overlap = "drop"
+    left = configs.parse(same_prompts).eval_task
+    assert [text_of(left.prompt(i)) for i in range(len(left))] == ["x"]
+    same_prompts.eval.overlap = "allow"
+    assert len(configs.parse(same_prompts).eval_task) == 3
+    same_prompts.eval.overlap = "maybe"
+    with pytest.raises(ValueError, match="eval.overlap='maybe'; allowed: refuse, drop, allow"):
+        configs.parse(same_prompts)
 
 
 # --- the working directory -----------------------------------------------------------------------
@@ -353,7 +413,7 @@ def letters_task():
 
 
 def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_path, letters_task):
-    config = given(**SMALL | {"task__name": "letters", "model__init_from": str(policy_folder)})
+    config = given(**SMALL | {"task__name": "letters", "init_from": str(policy_folder)})
     (tmp_path / "checkpoints" / "5" / "default").mkdir(parents=True)
     with pytest.raises(ValueError, match="checkpoints/5 cannot be read .*; delete that directory"):
         train.run(config, tmp_path)
@@ -361,7 +421,7 @@ def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_pat
 
 
 def test_lost_checkpoints_do_not_lose_the_metrics(policy_folder, tmp_path, letters_task):
-    config = given(**SMALL | {"task__name": "letters", "model__init_from": str(policy_folder)})
+    config = given(**SMALL | {"task__name": "letters", "init_from": str(policy_folder)})
     with configs.claim(configs.parse(config), tmp_path, 8):
         (tmp_path / "metrics.jsonl").write_text('{"step": 50}\n')
     with pytest.raises(ValueError, match="checkpoints is empty, but metrics.jsonl"):

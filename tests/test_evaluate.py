@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from fakes import Draw, Texts, decode, encode, tools
+from fakes import Draw, Texts, decode, encode, encode_prompt, tools
 
 from xrpo_jax import rng
 from xrpo_jax.evaluate import cons_at_k, consensus, evaluate, interval, pass_at_k, summarise
@@ -124,7 +124,7 @@ def test_intervals_are_seeded_and_of_equal_values_a_point():
 
 WORDS = ("a", "b", "c", "d", "e", "f", "g")
 TASK = Texts(prompts=WORDS, answers=tuple("ABCDEFG"), levels=("easy", "hard"))
-TOOLS = Tools(task=TASK, encode=encode, decode=decode, prompt_limit=9)
+TOOLS = Tools(task=TASK, encode=encode_prompt, decode=decode, prompt_limit=9)
 SAYS = {  # prompt -> its completions by index; 9 characters and more are cut off at 8 tokens
     0: ("A", "A", "x", "x"),
     1: ("x", "x", "x", "B"),
@@ -159,7 +159,8 @@ def test_evaluation_counts_by_hand():
     assert metrics["length"] == pytest.approx(np.mean(lengths))
     assert len(records) == 28
     assert records[5] == {
-        "prompt": 1, "text": "x", "correct": False, "answer": "x", "length": 2, "stopped": True,
+        "prompt": 1, "level": "hard", "question": "b",
+        "text": "x", "correct": False, "answer": "x", "length": 2, "stopped": True,
     }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def test_votes_are_over_values_not_spellings():
     spellings = [f"= {first} {second}", f"= {first:0>2} {second:0>2}", "= 1 1", "nonsense"]
     tools_ = Tools(
         task=arithmetic.Arithmetic(problems=task.problems[:1]),
-        encode=encode,
+        encode=encode_prompt,
         decode=decode,
         prompt_limit=99,
     )

@@ -1,16 +1,19 @@
-"""Hugging Face directories: round trips, shards, and an error that names what is wrong."""
+"""Hugging Face directories: layout, shards, and an error that names what is wrong."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from xrpo_jax.model import hf, params
+from xrpo_jax import mesh
+from xrpo_jax.model import export, files, hf, params
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
 
 SMALL = {
@@ -60,33 +63,33 @@ def model(tmp_path):
     """A saved model, its config and its parameters."""
     config = ModelConfig(**SMALL)
     weights = random_params(config)
-    hf.save(tmp_path / "model", config, weights)
+    export.save(tmp_path / "model", config, weights)
     return tmp_path / "model", config, weights
 
 
 def rewrite(folder: Path, change) -> None:
     """Applies `change` to the dict of tensors in a model directory."""
-    tensors = load_file(folder / hf.WEIGHTS)
+    tensors = load_file(folder / files.WEIGHTS)
     change(tensors)
-    save_file(tensors, folder / hf.WEIGHTS)
+    save_file(tensors, folder / files.WEIGHTS)
 
 
 def set_config(folder: Path, **changes) -> None:
-    raw = json.loads((folder / hf.CONFIG).read_text())
-    (folder / hf.CONFIG).write_text(json.dumps({**raw, **changes}))
+    raw = json.loads((folder / files.CONFIG).read_text())
+    (folder / files.CONFIG).write_text(json.dumps({**raw, **changes}))
 
 
 def shard(folder: Path, **extra: np.ndarray) -> None:
     """Splits the weights into two shards with an index; `extra` goes into both."""
-    tensors = load_file(folder / hf.WEIGHTS)
-    (folder / hf.WEIGHTS).unlink()
+    tensors = load_file(folder / files.WEIGHTS)
+    (folder / files.WEIGHTS).unlink()
     names = sorted(tensors)
     weight_map = {}
     for number, part in enumerate((names[:5], names[5:])):
         file = f"model-{number}.safetensors"
         save_file({name: tensors[name] for name in part} | extra, folder / file)
         weight_map |= {name: file for name in part}
-    (folder / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / files.INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
 FAMILIES = {
@@ -104,7 +107,7 @@ FAMILIES = {
 def test_round_trip_is_exact(family, tmp_path):
     config = ModelConfig(**{**SMALL, "family": family, **FAMILIES[family]})
     weights = random_params(config)
-    hf.save(tmp_path / "new" / "model", config, weights)
+    export.save(tmp_path / "new" / "model", config, weights)
     again, loaded = hf.load(tmp_path / "new" / "model")
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, loaded, weights)
@@ -114,7 +117,7 @@ def test_round_trip_is_exact(family, tmp_path):
 
 def test_layout_is_out_by_in_with_heads_in_order(model):
     folder, _, weights = model
-    tensors = load_file(folder / hf.WEIGHTS)
+    tensors = load_file(folder / files.WEIGHTS)
     query = weights["layers"]["query"][1]  # [width, heads, size]
     stored = tensors["model.layers.1.self_attn.q_proj.weight"]  # [heads * size, width]
     np.testing.assert_array_equal(stored[2 * 6 + 5], query[:, 2, 5])
@@ -122,22 +125,6 @@ def test_layout_is_out_by_in_with_heads_in_order(model):
     stored = tensors["model.layers.0.self_attn.o_proj.weight"]  # [width, heads * size]
     np.testing.assert_array_equal(stored[:, 3 * 6 + 1], output[3, 1])
     np.testing.assert_array_equal(tensors["lm_head.weight"], weights["head"].T)
-
-
-def test_bfloat16_is_stored_rounded_and_float16_is_read(model):
-    folder, config, weights = model
-    hf.save(folder, config, weights, dtype="bfloat16")
-    stored = load_file(folder / hf.WEIGHTS)
-    assert {tensor.dtype for tensor in stored.values()} == {np.dtype(ml_dtypes.bfloat16)}
-    assert json.loads((folder / hf.CONFIG).read_text())["torch_dtype"] == "bfloat16"
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
-    for dtype in (jnp.float32, jnp.bfloat16):
-        loaded = hf.load(folder, dtype)[1]
-        assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(loaded))
-        jax.tree.map(np.testing.assert_array_equal, loaded, rounded)
-    name = "model.norm.weight"
-    rewrite(folder, lambda tensors: tensors.update({name: np.full(8, 0.5, np.float16)}))
-    np.testing.assert_array_equal(hf.load(folder)[1]["final_norm"], np.full(8, 0.5, np.float32))
 
 
 def test_shards_give_the_same(model):
@@ -161,6 +148,71 @@ def test_head_of_a_tied_model_is_ignored_only_if_equal(model):
     embed = np.array(weights["embed"])
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": embed}))
     assert "head" not in hf.load(folder)[1]
+
+
+def test_float16_and_bfloat16_are_read_as_float32(model):
+    folder, _, weights = model
+    halves = {"model.norm.weight": np.float16, "model.embed_tokens.weight": jnp.bfloat16}
+
+    def change(tensors):
+        tensors.update({name: tensors[name].astype(dtype) for name, dtype in halves.items()})
+
+    rewrite(folder, change)
+    loaded = hf.load(folder)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(loaded["final_norm"], weights["final_norm"].astype(np.float16))
+    np.testing.assert_array_equal(loaded["embed"], weights["embed"].astype(jnp.bfloat16))
+    np.testing.assert_array_equal(loaded["head"], weights["head"])
+
+
+def test_every_parameter_is_placed_where_it_is_asked_for(model):
+    folder, _, weights = model
+    everywhere = mesh.everywhere(mesh.make())
+    loaded = hf.load(folder, everywhere)[1]
+    assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(loaded))
+    jax.tree.map(np.testing.assert_array_equal, loaded, weights)
+    assert len(hf.load(folder)[1]["embed"].devices()) == 1
+
+
+MEASURE = """
+import sys
+
+import jax
+
+from xrpo_jax.model import hf, params
+
+def kilobytes(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+jax.block_until_ready(jax.device_put(1.0))
+for folder in sys.argv[1:]:
+    before = kilobytes("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # the peak from here on
+    weights = hf.load(folder)[1]
+    print((kilobytes("VmHWM") - before) * 1024 / (4 * params.count(weights)))
+    del weights
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_loading_takes_little_more_memory_than_the_parameters(tmp_path):
+    sizes = {"vocab_size": 24000, "hidden_size": 256, "intermediate_size": 1024, "num_layers": 16}
+    heads = {"num_heads": 8, "num_kv_heads": 8, "head_dim": 32, "tie_word_embeddings": True}
+    config = ModelConfig(family="llama", **sizes, **heads)
+    weights = jax.tree.map(lambda p: np.ones(p.shape, np.float32), params.declare(config))
+    export.save(tmp_path / "one", config, weights, dtype="bfloat16")
+    export.save(tmp_path / "many", config, weights, shard_bytes=10_000_000)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "one"), str(tmp_path / "many")],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    one, many = map(float, done.stdout.split())
+    assert 0.9 < one < 1.3 and many < 1.3
 
 
 def drop(name):
@@ -192,7 +244,7 @@ BROKEN = {
                 {"lm_head.weight": np.ascontiguousarray(tensors["lm_head.weight"].T)}
             ),
         ),
-        r"lm_head.weight has shape \(8, 24\); the config asks for \(24, 8\)",
+        r"lm_head.weight has shape \(8, 24\) in .*model.safetensors; the config asks for \(24, 8\)",
     ),
     "dtype": (put("model.norm.weight", np.ones(8, np.int8)), "model.norm.weight has dtype I8"),
     "twice": (
@@ -214,11 +266,57 @@ def test_broken_weights_are_named(name, model):
         hf.load(model[0])
 
 
-def test_a_truncated_file_is_named_with_the_cure(model):
+def test_nothing_is_read_before_all_names_and_shapes_are_right(model, monkeypatch):
+    folder, _, _ = model
+    put("model.norm.weight", np.ones(9, np.float32))(folder)
+    monkeypatch.setattr(files, "_read", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(ValueError, match="has shape"):
+        hf.load(folder)
+
+
+@pytest.mark.parametrize("keep", [3, 200, -20], ids=["length", "header", "tensors"])
+def test_a_truncated_file_is_named_with_the_cure(model, keep):
     file = model[0] / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:200])
+    file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(ValueError, match="model.safetensors is damaged .*; copy or download it"):
         hf.load(model[0])
+
+
+def test_a_truncated_shard_is_named_with_the_cure(model):
+    shard(model[0])
+    file = model[0] / "model-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="model-1.safetensors is damaged .*; copy or download it"):
+        hf.load(model[0])
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", [b'{"model_type": ', b"\xff\xfe", b""])
+def test_damaged_json_is_named_with_the_cure(model, name, text):
+    shard(model[0])
+    (model[0] / name).write_bytes(text)
+    with pytest.raises(ValueError, match=f"{name} is damaged .*; copy or download it again"):
+        hf.load(model[0])
+
+
+def test_json_of_something_else_is_named(model):
+    folder, _, _ = model
+    shard(folder)
+    (folder / files.INDEX).write_text("{}")
+    with pytest.raises(ValueError, match="index.json has no weight_map; copy or download it again"):
+        hf.load(folder)
+    (folder / files.CONFIG).write_text("[]")
+    with pytest.raises(ValueError, match="config.json holds a list, not an object"):
+        hf.load(folder)
+
+
+def test_a_config_that_cannot_be_honoured_names_the_file(model):
+    set_config(model[0], hidden_act="gelu")
+    with pytest.raises(ValueError, match="model/config.json: hidden_act = 'gelu' .* allowed"):
+        hf.config_of(model[0])
+    set_config(model[0], hidden_act="silu", num_attention_heads="four")
+    with pytest.raises(ValueError, match="model/config.json: "):
+        hf.config_of(model[0])
 
 
 def test_missing_files_are_named(model, tmp_path):
@@ -229,65 +327,16 @@ def test_missing_files_are_named(model, tmp_path):
     (folder / "model-1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model-1.safetensors is missing"):
         hf.load(folder)
-    (folder / hf.INDEX).unlink()
-    with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
+    (folder / files.INDEX).unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; a model directory"):
         hf.load(folder)
-
-
-def test_save_replaces_only_what_it_wrote(model):
-    folder, config, weights = model
-    changed = {**weights, "final_norm": weights["final_norm"] + 1}
-    hf.save(folder, config, changed)
-    np.testing.assert_array_equal(hf.load(folder)[1]["final_norm"], changed["final_norm"])
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-    (folder / "notes.txt").write_text("precious")
-    with pytest.raises(FileExistsError, match="was not written by this function"):
-        hf.save(folder, config, weights)
-    (folder / "notes.txt").unlink()
-    rewrite(folder, lambda tensors: None)  # the same names, but another program's file
-    with pytest.raises(FileExistsError):
-        hf.save(folder, config, weights)
-    np.testing.assert_array_equal(hf.load(folder)[1]["final_norm"], changed["final_norm"])
-
-
-def test_a_save_that_fails_leaves_the_old_model_and_nothing_else(model, monkeypatch):
-    folder, config, weights = model
-
-    def full_disk(*_, **__):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(hf, "save_file", full_disk)
-    with pytest.raises(OSError, match="disk full"):
-        hf.save(folder, config, jax.tree.map(jnp.zeros_like, weights))
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
-    jax.tree.map(np.testing.assert_array_equal, hf.load(folder)[1], weights)
-
-
-def test_save_refuses_what_does_not_fit(model, tmp_path):
-    _, config, weights = model
-    with pytest.raises(ValueError, match="dtype = 'float16' is not supported; allowed"):
-        hf.save(tmp_path / "other", config, weights, dtype="float16")
-    with pytest.raises(ValueError, match=r"missing or unknown \['head'\]"):
-        hf.save(tmp_path / "other", config, {k: v for k, v in weights.items() if k != "head"})
-    with pytest.raises(ValueError, match=r"final_norm has shape \(3,\)"):
-        hf.save(tmp_path / "other", config, {**weights, "final_norm": jnp.ones(3)})
-    with pytest.raises(FileNotFoundError, match="holds no tokenizer; needed is one of"):
-        hf.save(tmp_path / "other", config, weights, tokenizer_dir=tmp_path)
-    assert not (tmp_path / "other").exists()
-
-
-def test_tokenizer_files_come_along(model, tmp_path):
-    folder, config, weights = model
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "README.md", "config.json"):
-        (source / name).write_text(name)
-    for _ in range(2):  # also over an earlier one
-        hf.save(folder, config, weights, tokenizer_dir=source)
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert hf.load(folder)[0] == config
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(FileNotFoundError, match="only PyTorch's .bin files are there; save the"):
+        hf.load(folder)
+    (folder / files.CONFIG).unlink()
+    (folder / "model.Q8_0.gguf").touch()
+    with pytest.raises(FileNotFoundError, match="give the file itself, .*model/model.Q8_0.gguf"):
+        hf.load(folder)
 
 
 def test_qwen2_config_as_the_hub_has_it():

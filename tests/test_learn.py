@@ -69,6 +69,8 @@ def make_batch(rows, slots=SLOTS, columns=COLUMNS, *, order=None, shift=0, garba
         return out
 
     batch = Batch(
+        prompt=None,
+        prompt_length=None,
         tokens=np.zeros((slots, columns), np.int32),
         length=flat(columns, 0, np.int32),
         mask=wide(rows.mask, 0.0),
@@ -133,6 +135,8 @@ def small_batch(mask, **fields):
     mask = np.asarray(mask, np.float32)
     ones = np.ones(len(mask), np.float32)
     known = {
+        "prompt": None,
+        "prompt_length": None,
         "tokens": None,
         "length": None,
         "mask": mask,
@@ -304,7 +308,8 @@ def test_kl_estimators_on_a_softmax(estimator):
         logp, reference = jax.nn.log_softmax(policy), jax.nn.log_softmax(jnp.asarray(other))
         chance = jax.lax.stop_gradient(jnp.exp(logp))
         batch = Batch(
-            tokens=None, length=None, mask=jnp.ones((1, 6)), old_logp=None, reward=None,
+            prompt=None, prompt_length=None, tokens=None, length=None,
+            mask=jnp.ones((1, 6)), old_logp=None, reward=None,
             correct=None, group=None, kind=None, stopped=None, valid=None,
             ref_logp=reference[ids][None],
         )  # fmt: skip

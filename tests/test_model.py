@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from xrpo_jax.model import hf, params, transformer
+from xrpo_jax.model import export, hf, params, transformer
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -132,7 +132,7 @@ def test_our_export_gives_the_same_logits_in_transformers(name, tmp_path):
     weights = random_params(config)
     tokens = some_tokens(2, 24)
     ours = run(weights, config, *whole(tokens))
-    hf.save(tmp_path / "ours", config, weights)
+    export.save(tmp_path / "ours", config, weights)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert model.dtype == torch.float32
     with torch.no_grad():
@@ -193,10 +193,11 @@ def teacher_forced(weights, config, prompt, answers, length):
         mask = mask.at[:, slot].set(True)
         token, position = answers[:, step], lengths + step
         hidden, cache = transformer.decode(
-            weights, config, token, position, cache, slot, mask, dtype=jnp.float32
+            decoding, config, token, position, cache, slot, mask, dtype=jnp.float32
         )
         return step + 1, cache, mask, out.at[:, step].set(hidden)
 
+    decoding = transformer.for_decoding(weights, config, jnp.float32)
     mask = jnp.pad(valid, ((0, 0), (0, length - start)))
     out = jnp.zeros((*answers.shape, config.hidden_size))
     state = (jnp.int32(0), cache, mask, out)
@@ -251,6 +252,7 @@ def test_gradient_with_remat_on_eight_devices_equals_the_plain_one():
 
     def local(weights, *batch):
         def total(weights):
+            weights = jax.lax.pcast(weights, "data", to="varying")
             return jax.lax.psum(loss(weights, *batch, remat=True), "data")
 
         return jax.grad(total)(weights)

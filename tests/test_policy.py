@@ -27,10 +27,16 @@ MODEL = ModelConfig(
     head_dim=8,
     initializer_range=0.4,
 )
-ROWS, COLUMNS = 5, 11
-TOKENS = np.random.default_rng(0).integers(0, 24, (ROWS, COLUMNS)).astype(np.int32)
-LENGTH = np.array([11, 7, 1, 0, 10], np.int32)  # 1 has nothing to predict, 0 is a padding row
-REAL = (np.arange(COLUMNS) >= 1) & (np.arange(COLUMNS) < LENGTH[:, None])
+# Three prompts that two rows each continue; a length of 0 is a padding row.
+PROMPTS, SHARE, PROMPT_COLUMNS, COLUMNS = 3, 2, 4, 9
+ROWS = PROMPTS * SHARE
+_draws = np.random.default_rng(0)
+PROMPT = _draws.integers(0, 24, (PROMPTS, PROMPT_COLUMNS)).astype(np.int32)
+PROMPT_LENGTH = np.array([4, 1, 3], np.int32)
+TOKENS = _draws.integers(0, 24, (ROWS, COLUMNS)).astype(np.int32)
+LENGTH = np.array([9, 5, 1, 0, 8, 9], np.int32)
+REAL = np.arange(COLUMNS) < LENGTH[:, None]
+INPUTS = (PROMPT, PROMPT_LENGTH, TOKENS, LENGTH)
 BASE = Policy(model=MODEL, temperature=0.7)
 
 
@@ -49,11 +55,11 @@ def params():
 
 @functools.cache
 def compiled(policy):
-    """Stats of (params, tokens, length), and the gradient of a sum that reads all of them."""
+    """Stats of (params, *INPUTS), and the gradient of a sum that reads all of them."""
     shares = np.random.default_rng(1).standard_normal((2, ROWS, COLUMNS)).astype(np.float32)
 
-    def total(params, tokens, length):
-        stats = token_stats(policy, params, tokens, length)
+    def total(params, *inputs):
+        stats = token_stats(policy, params, *inputs)
         return jnp.sum(shares[0] * stats.logp + shares[1] * stats.entropy), stats
 
     return jax.jit(jax.grad(total, has_aux=True))
@@ -64,61 +70,89 @@ def same(one, other, tolerance=2e-6):
         np.testing.assert_allclose(left, right, atol=tolerance, rtol=1e-5)
 
 
+def whole(row):
+    """A row as one sequence of its prompt and its completion."""
+    prompt = row // SHARE
+    return np.concatenate([PROMPT[prompt, : PROMPT_LENGTH[prompt]], TOKENS[row, : LENGTH[row]]])
+
+
 def test_token_stats_are_those_of_the_full_logits(params):
-    """At the temperature, from logits of every position at once and sums in float64."""
-    columns = np.tile(np.arange(COLUMNS), (ROWS, 1))
-    logits = jax.jit(
-        lambda params: transformer.logits(
-            params,
-            MODEL,
-            transformer.forward(
-                params, MODEL, TOKENS, columns, columns < LENGTH[:, None], dtype=jnp.float32
-            ),
-        )
-    )(params)
-    scores = np.asarray(logits, np.float64) / 0.7
-    logp = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
-    entropy = -(np.exp(logp) * logp).sum(axis=-1)
+    """At the temperature, of each row as a sequence of its own, with sums in float64."""
     wanted = np.zeros((2, ROWS, COLUMNS))
+
+    @jax.jit
+    def logits_of(params, tokens):
+        columns = jnp.arange(tokens.shape[1])[None, :]
+        valid = jnp.ones_like(tokens, bool)
+        hidden = transformer.forward(params, MODEL, tokens, columns, valid, dtype=jnp.float32)
+        return transformer.logits(params, MODEL, hidden)
+
     for row in range(ROWS):
-        for column in range(1, LENGTH[row]):
-            wanted[0, row, column] = logp[row, column - 1, TOKENS[row, column]]
-            wanted[1, row, column] = entropy[row, column - 1]
-    _, stats = compiled(BASE)(params, TOKENS, LENGTH)
+        tokens, start = whole(row), PROMPT_LENGTH[row // SHARE]
+        scores = np.asarray(logits_of(params, tokens[None]), np.float64)[0] / 0.7
+        logp = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+        for column in range(LENGTH[row]):
+            before = start + column - 1
+            wanted[0, row, column] = logp[before, tokens[before + 1]]
+            wanted[1, row, column] = -(np.exp(logp[before]) * logp[before]).sum()
+    _, stats = compiled(BASE)(params, *INPUTS)
     same((stats.logp, stats.entropy), tuple(wanted), 5e-6)
     assert stats.logp.dtype == stats.entropy.dtype == jnp.float32
     assert np.std(stats.entropy[REAL]) > 0.05  # the model is not uniform
 
 
-def test_what_nothing_predicts_and_padding_are_zero(params):
+def test_sharing_a_prompt_changes_nothing(params):
+    """Stats and gradient of rows that hold a prompt each."""
+    alone = (PROMPT.repeat(SHARE, axis=0), PROMPT_LENGTH.repeat(SHARE), TOKENS, LENGTH)
+    same(compiled(BASE)(params, *INPUTS), compiled(BASE)(params, *alone))
+    with pytest.raises(ValueError, match="do not continue prompts"):
+        token_stats(BASE, params, PROMPT[:2], PROMPT_LENGTH[:2], TOKENS[:5], LENGTH[:5])
+
+
+def test_rows_of_a_prompt_do_not_see_each_other(params):
+    """Another completion beside it leaves a row's stats as they are, to the bit."""
+    other = TOKENS.copy()
+    other[0] = (other[0] + 7) % 24
+    one = compiled(BASE)(params, *INPUTS)[1]
+    changed = compiled(BASE)(params, PROMPT, PROMPT_LENGTH, other, LENGTH)[1]
+    assert np.abs(one.logp - changed.logp)[0].max() > 0.01
+    np.testing.assert_array_equal(one.logp[1:], changed.logp[1:])
+
+
+def test_padding_is_zero_and_without_effect(params):
     """Exactly, with zero gradient of what is padded, whatever tokens lie there."""
-    gradient, stats = compiled(BASE)(params, TOKENS, LENGTH)
+    gradient, stats = compiled(BASE)(params, *INPUTS)
     for values in (stats.logp, stats.entropy):
         assert np.all(np.asarray(values)[~REAL] == 0) and np.all(np.asarray(values)[REAL] != 0)
-    columns = np.arange(COLUMNS)
-    other = np.where(columns < LENGTH[:, None], TOKENS, (TOKENS + 5) % 24)
+    padded = np.arange(PROMPT_COLUMNS) >= PROMPT_LENGTH[:, None]
+    other = (
+        np.where(padded, (PROMPT + 5) % 24, PROMPT),
+        PROMPT_LENGTH,
+        np.where(REAL, TOKENS, (TOKENS + 5) % 24),
+        LENGTH,
+    )
     for left, right in zip(
         jax.tree.leaves((gradient, stats)),
-        jax.tree.leaves(compiled(BASE)(params, other, LENGTH)),
+        jax.tree.leaves(compiled(BASE)(params, *other)),
         strict=True,
     ):
         np.testing.assert_array_equal(left, right)
 
 
 def test_chunks_and_rematerialisation_change_nothing(params):
-    """Stats and gradient, where the last chunk has 2 of the 10 positions; stats, where it has 1."""
-    wanted = compiled(BASE)(params, TOKENS, LENGTH)
+    """Stats and gradient, where the last chunk has 1 of the 9 positions; stats, where it has 2."""
+    wanted = compiled(BASE)(params, *INPUTS)
     other = compiled(dataclasses.replace(BASE, chunk=4, remat=True))
-    same(wanted, other(params, TOKENS, LENGTH))
-    last = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, chunk=3)))
-    same(wanted[1], last(params, TOKENS, LENGTH))
+    same(wanted, other(params, *INPUTS), 1e-5)
+    last = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, chunk=7)))
+    same(wanted[1], last(params, *INPUTS))
 
 
 def test_bfloat16_computes_near_and_returns_float32(params):
     low = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, dtype="bfloat16")))
-    stats = low(params, TOKENS, LENGTH)
+    stats = low(params, *INPUTS)
     assert stats.logp.dtype == stats.entropy.dtype == jnp.float32
-    error = np.abs(stats.logp - compiled(BASE)(params, TOKENS, LENGTH)[1].logp)[REAL]
+    error = np.abs(stats.logp - compiled(BASE)(params, *INPUTS)[1].logp)[REAL]
     assert 1e-4 < error.mean() < 0.05
 
 
@@ -128,15 +162,19 @@ def test_bfloat16_computes_near_and_returns_float32(params):
 @pytest.fixture
 def given(monkeypatch):
     """(logp, entropy) f32[n] by `token_stats` of given logits [n,V] at ids i[n], one a row."""
-    monkeypatch.setattr(policy.transformer, "forward", lambda params, *_, **__: params)
+
+    def continued(params, *_, **__):
+        return params, jnp.zeros_like(params)
+
+    monkeypatch.setattr(policy.transformer, "continued", continued)
     monkeypatch.setattr(policy.transformer, "logits", lambda params, _, hidden: hidden)
 
     def stats(logits, ids, temperature=1.0):
-        hidden = jnp.pad(jnp.asarray(logits)[:, None], ((0, 0), (0, 1), (0, 0)))
-        tokens = jnp.stack([jnp.zeros_like(jnp.asarray(ids)), jnp.asarray(ids)], axis=1)
+        ids = jnp.asarray(ids)[:, None]
+        one = jnp.ones(len(ids), jnp.int32)
         at = Policy(model=MODEL, temperature=temperature)
-        found = token_stats(at, hidden, tokens, jnp.full(len(tokens), 2))
-        return found.logp[:, 1], found.entropy[:, 1]
+        found = token_stats(at, jnp.asarray(logits)[:, None], jnp.zeros_like(ids), one, ids, one)
+        return found.logp[:, 0], found.entropy[:, 0]
 
     return stats
 

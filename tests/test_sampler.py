@@ -16,7 +16,7 @@ from tiny import policy as tiny
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
 from xrpo_jax.policy import Policy, token_stats
-from xrpo_jax.sampler import Method, Sampler, log_probs, make_draw
+from xrpo_jax.sampler import BLOCK, Method, Sampler, choose, log_probs, make_draw
 
 NEW = 6  # T
 VOCABULARY = tiny.MODEL.vocab_size
@@ -69,7 +69,7 @@ def take(samples, rows):
 
 
 def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
-    """The trainer's log-probs f32[N,S] of whole rows."""
+    """The trainer's log-probs f32[N,S] of whole rows; 0 for the first token."""
     width = len(PROMPTS[2]) + NEW
     tokens = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
@@ -77,7 +77,9 @@ def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
     length = np.array([len(row) for row in rows], np.int32)
     run = jax.jit(token_stats, static_argnums=0)
     policy = Policy(model=model, temperature=temperature)
-    return run(policy, tiny.weights(model), tokens, length).logp
+    one = np.ones_like(length)
+    found = run(policy, tiny.weights(model), tokens[:, :1], one, tokens[:, 1:], length - 1)
+    return np.pad(found.logp, ((0, 0), (1, 0)))
 
 
 def whole_rows(samples, row=ROW):
@@ -281,6 +283,41 @@ def test_tokens_are_drawn_from_their_log_probs(name):
     cells = np.append(counts[~rare], counts[rare].sum())
     wanted = np.append(expected[~rare], expected[rare].sum()) * count
     assert stats.chisquare(cells[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
+
+
+def test_a_large_vocabulary_is_sampled_as_given():
+    """Over several blocks and a ragged last one: a chi-square, and the edges of [0, 1]."""
+    generator = np.random.default_rng(3)
+    size, count = 3 * BLOCK + 17, 200_000
+    logits = generator.standard_normal(size).astype(np.float32) * 2
+    logits[generator.permutation(size)[:150]] = -np.inf
+    logits[-3:] = -np.inf  # nothing may be drawn beyond the last possible token
+    logp = np.asarray(log_probs(jnp.asarray(logits)[None], Method()))[0]
+    chance = np.exp(logp.astype(np.float64))
+    uniform = generator.random(count, np.float32)
+    counts = np.zeros(size)
+    draw = jax.jit(choose)
+    for part in np.split(uniform, 20):
+        found = draw(jnp.broadcast_to(jnp.asarray(logp), (len(part), size)), jnp.asarray(part))
+        counts += np.bincount(found, minlength=size)
+    assert not counts[chance == 0].any()
+    common = chance * count >= 5
+    cells = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(chance[common], chance[~common].sum()) * count
+    assert stats.chisquare(cells, wanted * count / wanted.sum()).pvalue > 1e-3
+    (possible,) = np.nonzero(chance > 0)
+    edges = jnp.asarray([0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0])
+    found = np.asarray(draw(jnp.broadcast_to(jnp.asarray(logp), (3, size)), edges))
+    assert found[0] == possible[0] and set(found) <= set(possible)
+    assert found[1] == found[2] == possible[-1] or chance[found[1] :].sum() < 1e-6
+
+
+def test_one_certain_token_is_always_drawn():
+    for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 5):
+        logp = np.full((4, 3 * BLOCK), -np.inf, np.float32)
+        logp[:, place] = 0
+        found = choose(jnp.asarray(logp), jnp.asarray([0.0, 0.3, 0.9999999, 1.0]))
+        assert found.tolist() == [place] * 4
 
 
 # --- bad input -----------------------------------------------------------------------------------

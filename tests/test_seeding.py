@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from fakes import END, decode, encode, progress, rollout, tools
+from fakes import END, decode, encode, progress, rollout, said, tools
 
 from xrpo_jax.explore.embed import ngrams, normalise
 from xrpo_jax.explore.seeding import Exemplars, NoSeed
 from xrpo_jax.tasks import arithmetic
-from xrpo_jax.types import Kind, Progress, Request
+from xrpo_jax.types import Kind, Progress, Request, text_of
 
 NEW = 12  # tokens of a completion at most
 
@@ -82,7 +82,7 @@ def test_only_prompts_that_always_failed_are_seeded(rows, seeded):
     memory = corpus(SEEDER, (1, "one"))
     context = SEEDER(ASK, progress([rows]), memory, TOOLS)
     assert context.kind == (Kind.SEEDED if seeded else Kind.PLAIN)
-    assert context.sampled == ("1?one\n0?" if seeded else "0?")
+    assert said(context.sampled) == ("1?one\n0?" if seeded else "0?")
 
 
 def test_a_prompt_that_seeded_rollouts_solved_is_plain_again():
@@ -105,7 +105,8 @@ def test_correctness_not_reward_is_the_trigger():
 def test_nothing_retrieved_is_zero_shot():
     context = SEEDER(ASK, FAILED, SEEDER.init(NEW), TOOLS)
     assert context == NoSeed()(ASK, FAILED, {}, TOOLS)
-    assert context.kind == Kind.PLAIN and context.sampled == context.trained == "0?"
+    assert context.kind == Kind.PLAIN and context.sampled == context.trained
+    assert said(context.trained) == "0?"
 
 
 def test_no_seed_shows_the_prompt_alone_and_remembers_nothing():
@@ -119,10 +120,10 @@ def test_no_seed_shows_the_prompt_alone_and_remembers_nothing():
 def test_the_nearest_stands_next_to_the_question():
     memory = corpus(SEEDER, (3, "three"), (1, "one"), (5, "five"), (2, "two"))
     context = SEEDER(ASK, FAILED, memory, TOOLS)
-    assert context.sampled == "2?two\n1?one\n0?"
+    assert said(context.sampled) == "2?two\n1?one\n0?"
     shots = dataclasses.replace(SEEDER, shots=3)
-    assert shots(ASK, FAILED, memory, TOOLS).sampled == "3?three\n2?two\n1?one\n0?"
-    assert dataclasses.replace(SEEDER, shots=9)(ASK, FAILED, memory, TOOLS).sampled == (
+    assert said(shots(ASK, FAILED, memory, TOOLS).sampled) == "3?three\n2?two\n1?one\n0?"
+    assert said(dataclasses.replace(SEEDER, shots=9)(ASK, FAILED, memory, TOOLS).sampled) == (
         "5?five\n3?three\n2?two\n1?one\n0?"
     )
 
@@ -131,13 +132,13 @@ def test_the_nearest_stands_next_to_the_question():
 def test_loss_context_is_what_the_learner_sees(loss_context):
     seeder = dataclasses.replace(SEEDER, loss_context=loss_context)
     context = seeder(ASK, FAILED, corpus(seeder, (1, "one")), TOOLS)
-    assert context.kind == Kind.SEEDED and context.sampled == "1?one\n0?"
-    assert context.trained == {"generation": context.sampled, "plain": "0?"}[loss_context]
+    assert context.kind == Kind.SEEDED and said(context.sampled) == "1?one\n0?"
+    assert said(context.trained) == {"generation": "1?one\n0?", "plain": "0?"}[loss_context]
 
 
 def test_never_the_same_problem():
     memory = corpus(SEEDER, (0, "own"), (4, "four"))
-    assert SEEDER(ASK, FAILED, memory, TOOLS).sampled == "4?four\n0?"
+    assert said(SEEDER(ASK, FAILED, memory, TOOLS).sampled) == "4?four\n0?"
     assert SEEDER(ASK, FAILED, corpus(SEEDER, (0, "own")), TOOLS).kind == Kind.PLAIN
 
 
@@ -146,7 +147,9 @@ def test_never_an_identical_text_however_it_is_spaced_or_written():
     embed = table(dict(zip(prompts, ([1, 0], [0.5, 0.0], [0.0, 1.0]), strict=True)))
     seeder = dataclasses.replace(SEEDER, embed=embed)
     memory = corpus(seeder, (1, "five"), (2, "no"))
-    assert seeder(ASK, FAILED, memory, tools(prompts)).sampled == "another oneno\nWhat is 2 + 3"
+    assert (
+        said(seeder(ASK, FAILED, memory, tools(prompts)).sampled) == "another oneno\nWhat is 2 + 3"
+    )
     assert normalise(prompts[0]) == normalise(prompts[1])
 
 
@@ -158,33 +161,35 @@ def test_never_above_the_largest_similarity():
     memory = corpus(seeder, (1, "N"), (2, "L"), (3, "F"))
     limit = float(np.float32(0.95))
     seeder = dataclasses.replace(seeder, max_similarity=limit)
-    assert seeder(ASK, FAILED, memory, tools(prompts)).sampled == "farF\nlimitL\nq"
+    assert said(seeder(ASK, FAILED, memory, tools(prompts)).sampled) == "farF\nlimitL\nq"
     free = dataclasses.replace(seeder, max_similarity=1.0)
-    assert free(ASK, FAILED, memory, tools(prompts)).sampled == "limitL\nnearN\nq"
+    assert said(free(ASK, FAILED, memory, tools(prompts)).sampled) == "limitL\nnearN\nq"
 
 
 def test_never_below_the_least_similarity():
     memory = corpus(SEEDER, (2, "two"), (3, "three"), (5, "five"))
     for least, shown in ((0.0, "3?three\n2?two\n0?"), (0.6, "2?two\n0?"), (0.9, "0?")):
         seeder = dataclasses.replace(SEEDER, min_similarity=least)
-        assert seeder(ASK, FAILED, memory, TOOLS).sampled == shown
+        assert said(seeder(ASK, FAILED, memory, TOOLS).sampled) == shown
 
 
 def test_equally_near_ones_are_taken_in_a_fixed_order():
     embed = table(dict(zip(PROMPTS, [[1.0, 0.0]] + [angle(0.5)] * 5, strict=True)))
     seeder = dataclasses.replace(SEEDER, embed=embed)
     memory = corpus(seeder, (4, "four"), (2, "two"), (3, "three"))
-    assert seeder(ASK, FAILED, memory, TOOLS).sampled == "2?two\n4?four\n0?"
+    assert said(seeder(ASK, FAILED, memory, TOOLS).sampled) == "2?two\n4?four\n0?"
 
 
 def test_the_default_embedder_finds_neighbours_of_the_same_family():
     # One in 24 problems shares a hard problem's family; two shots from 200 mostly do (83 %).
     task = arithmetic.make(size=600)
     hard = [i for i in range(200, 600) if task.level(i) == "hard"][:60]
-    vectors = ngrams([task.prompt(i) for i in range(200)])
+    vectors = ngrams([text_of(task.prompt(i)) for i in range(200)])
     found = []
     for question in hard:
-        nearest = np.argsort(-vectors @ ngrams([task.prompt(question)])[0], kind="stable")[:2]
+        nearest = np.argsort(-vectors @ ngrams([text_of(task.prompt(question))])[0], kind="stable")[
+            :2
+        ]
         found += [task.family(int(i)) == task.family(question) for i in nearest]
     assert np.mean(found) > 0.7
 
@@ -204,7 +209,7 @@ def test_default_embeddings_have_unit_norm_and_know_no_batch():
 def limited(limit: int, completions=((1, "abcdef"), (2, "uvwxyz"))) -> str:
     """What is shown when a prompt with exemplars may have `limit` characters."""
     memory = corpus(SEEDER, *completions)
-    return SEEDER(ASK, FAILED, memory, tools(PROMPTS, prompt_limit=limit)).sampled
+    return said(SEEDER(ASK, FAILED, memory, tools(PROMPTS, prompt_limit=limit)).sampled)
 
 
 def test_the_farthest_exemplar_goes_first_and_the_last_one_is_cut():
@@ -227,7 +232,7 @@ def test_a_seeded_prompt_never_exceeds_the_limit(limit):
 def test_a_cut_to_nothing_is_plain_in_kind_too():
     memory = corpus(SEEDER, (1, "abc"))
     context = SEEDER(ASK, FAILED, memory, tools(PROMPTS, prompt_limit=3))
-    assert context.kind == Kind.PLAIN and context.trained == "0?"
+    assert context.kind == Kind.PLAIN and said(context.trained) == "0?"
 
 
 # --- corpus --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from xrpo_jax.tasks import arithmetic, countdown
+from xrpo_jax.types import text_of
 
 ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "xrpo_jax" / "assets" / "policy"
@@ -18,7 +19,7 @@ PLAIN_PROMPT, COMPLETION, SEEDED_PROMPT = 10, 17, 64  # tokens, BOS and EOS incl
 
 
 def prompts(task):
-    return [task.prompt(i) for i in range(len(task))]
+    return [text_of(task.prompt(i)) for i in range(len(task))]
 
 
 @pytest.mark.parametrize("module", TASKS.values(), ids=TASKS)
@@ -247,7 +248,7 @@ def test_policy_reads_every_task_in_few_tokens(words, module):
     task = module.make(split="train", size=600)
     parts = []
     for i in range(len(task)):
-        prompt, solution = task.prompt(i), task.solution(i)
+        prompt, solution = text_of(task.prompt(i)), task.solution(i)
         asked_ids = words.encode(prompt)
         said = words.encode(solution, add_special_tokens=False)
         assert asked_ids[0] == words.bos_token_id and asked_ids.count(words.bos_token_id) == 1

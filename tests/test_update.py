@@ -28,8 +28,9 @@ from xrpo_jax.types import Batch, Progress, Rollout, TokenStats, TrainState, Ver
 
 NAMES = base.names()
 BUDGET = base.Budget(group=4, max_new_tokens=7)
-SLOTS, COLUMNS, VOCABULARY = 16, 12, 24
-PLACES = [(1, 16), (2, 4), (8, 8)]  # devices, rows of a micro-batch over all devices
+SLOTS, PROMPT, COLUMNS, VOCABULARY = 16, 4, 7, 24
+# Devices, rows of a micro-batch over all devices, rows that share a copy of their prompt.
+PLACES = [(1, 16, 4), (2, 4, 2), (8, 8, 1)]
 BIGRAM = "bigram"
 TRANSFORMER = Policy(
     model=ModelConfig(
@@ -47,11 +48,13 @@ TRANSFORMER = Policy(
 )
 
 
-def bigram_stats(params, tokens, length):
+def bigram_stats(params, prompt, prompt_length, tokens, length):
     """`token_stats` of the table of bigram logits, without entropy."""
-    logp = jax.nn.log_softmax(params["table"], axis=-1)[tokens[:, :-1], tokens[:, 1:]]
-    real = jnp.arange(1, tokens.shape[1])[None, :] < length[:, None]
-    logp = jnp.pad(jnp.where(real, logp, 0.0), ((0, 0), (1, 0)))
+    last = jnp.take_along_axis(prompt, jnp.maximum(prompt_length - 1, 0)[:, None], axis=1)
+    last = jnp.repeat(last, len(tokens) // len(prompt), axis=0)
+    before = jnp.concatenate([last, tokens[:, :-1]], axis=1)
+    logp = jax.nn.log_softmax(params["table"], axis=-1)[before, tokens]
+    logp = jnp.where(jnp.arange(tokens.shape[1])[None, :] < length[:, None], logp, 0.0)
     return TokenStats(logp=logp, entropy=jnp.zeros_like(logp))
 
 
@@ -62,10 +65,10 @@ def quick(tmp_path_factory):
     Learners share most of their programs, which the compilation cache finds by their text.
     """
 
-    def either(policy, params, tokens, length):
+    def either(policy, params, *rows):
         if policy == BIGRAM:
-            return bigram_stats(params, tokens, length)
-        return token_stats(policy, params, tokens, length)
+            return bigram_stats(params, *rows)
+        return token_stats(policy, params, *rows)
 
     settings = {
         "jax_disable_most_optimizations": (True, False),
@@ -87,6 +90,9 @@ def quick(tmp_path_factory):
 
 RAGGED = oracles.ragged()
 TOKENS = np.random.default_rng(4).integers(0, VOCABULARY, RAGGED.mask.shape)
+TOKENS[:, :PROMPT] = TOKENS[RAGGED.group, :PROMPT]  # prompts of 2 to 4 tokens, alike in a group
+STARTS = np.argmax(RAGGED.mask, axis=1)
+LENGTHS = RAGGED.mask.sum(axis=1).astype(int)
 TABLE, OLD_TABLE, REFERENCE_TABLE = (
     np.random.default_rng(5).standard_normal((VOCABULARY, VOCABULARY))
     + scale * np.random.default_rng(seed).standard_normal((VOCABULARY, VOCABULARY))
@@ -123,6 +129,14 @@ def oracle(name, table=TABLE, **settings):
     return loss(rows), oracles.bigram_gradient(table, TOKENS, oracles.gradient(loss, rows))
 
 
+def cut(values):
+    """Columns of the completions of [n,12] rows that begin with their prompt, as [n,7]."""
+    out = np.zeros((len(values), COLUMNS), values.dtype)
+    for row, value, start, length in zip(out, values, STARTS, LENGTHS, strict=True):
+        row[:length] = value[start : start + length]
+    return out
+
+
 def make_batch(order=None, mask=RAGGED.mask):
     """The ragged rollouts in slots `order`, not yet annotated."""
     order = np.arange(len(mask)) if order is None else order
@@ -132,11 +146,13 @@ def make_batch(order=None, mask=RAGGED.mask):
         out[order] = values
         return out
 
-    ends = COLUMNS - np.argmax(RAGGED.mask[:, ::-1], axis=1)
+    prompts = TOKENS[:, :PROMPT] * (np.arange(PROMPT) < STARTS[:, None])
     return Batch(
-        tokens=placed(TOKENS * (np.arange(COLUMNS) < ends[:, None]), COLUMNS, dtype=np.int32),
-        length=placed(ends, dtype=np.int32),
-        mask=placed(mask, COLUMNS),
+        prompt=placed(prompts, PROMPT, dtype=np.int32),
+        prompt_length=placed(STARTS, dtype=np.int32),
+        tokens=placed(cut(TOKENS), COLUMNS, dtype=np.int32),
+        length=placed(LENGTHS, dtype=np.int32),
+        mask=placed(cut(mask), COLUMNS),
         old_logp=placed(0.0, COLUMNS),
         reward=placed(RAGGED.reward),
         correct=placed(RAGGED.correct),
@@ -164,12 +180,13 @@ def recording(rate):
 
 
 @functools.cache
-def learner_of(name, devices=1, rows=SLOTS, *, rate=1.0, policy=BIGRAM, settings=(), **schedule):
+def learner_of(
+    name, devices=1, rows=SLOTS, share=4, *, rate=1.0, policy=BIGRAM, settings=(), **schedule
+):
     """The learner of an algorithm on some devices, compiled once for all tests."""
-    schedule = Schedule(
-        **({"minibatches": 1, "epochs": 1, "lengths": (COLUMNS,), "groups": 5} | schedule),
-        rows=rows,
-    )
+    usual = {"minibatches": 1, "epochs": 1, "groups": 5}
+    usual |= {"prompt_lengths": (PROMPT,), "lengths": (COLUMNS,)}
+    schedule = Schedule(**(usual | schedule), rows=rows, share=share)
     learn = base.make(name, BUDGET, **dict(settings)).learn
     return make_learner(learn, policy, recording(rate), schedule, meshes.make(devices))
 
@@ -188,7 +205,7 @@ def annotated(order=None, mask=RAGGED.mask):
     """The batch with the log-probs of OLD_TABLE."""
     order = np.arange(len(mask)) if order is None else order
     batch = make_batch(order, mask)
-    batch.old_logp[order] = ROWS.old * mask
+    batch.old_logp[order] = cut(ROWS.old * mask)
     return batch
 
 
@@ -204,9 +221,9 @@ def test_devices_micro_batches_and_order_give_the_oracles_update(name):
     loss, gradient = oracle(name)
     assert np.abs(gradient).max() > 0.005
     results = []
-    for (devices, rows), order in zip(PLACES, [None, SHUFFLED, SHUFFLED[::-1]], strict=True):
-        batch = annotated(order)
-        state, metrics = learner_of(name, devices, rows).update(bigram_state(devices), batch, 0, 0)
+    for place, order in zip(PLACES, [None, SHUFFLED, SHUFFLED[::-1]], strict=True):
+        batch, start = annotated(order), bigram_state(place[0])
+        state, metrics = learner_of(name, *place).update(start, batch, 0, 0)
         results.append((state.optimizer["table"], state.params["table"]))
         close(results[-1][0], gradient, 3e-6)
         close(results[-1][1], TABLE - gradient, 3e-6)
@@ -219,12 +236,12 @@ def test_devices_micro_batches_and_order_give_the_oracles_update(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("devices, rows", PLACES)
-def test_all_masked_batch_changes_nothing(name, devices, rows):
+@pytest.mark.parametrize("devices, rows, share", PLACES)
+def test_all_masked_batch_changes_nothing(name, devices, rows, share):
     """Rows without a trained token, and no row at all: loss 0, gradient 0, counted, no NaN."""
     batch = annotated(mask=np.zeros_like(RAGGED.mask))
     for valid in (batch.valid, np.zeros_like(batch.valid)):
-        state, metrics = learner_of(name, devices, rows).update(
+        state, metrics = learner_of(name, devices, rows, share).update(
             bigram_state(devices), batch.replace(valid=valid), 0, 0
         )
         assert metrics["empty_batch"] == 1 and metrics["loss"] == 0
@@ -246,24 +263,36 @@ def transformer():
     @jax.jit
     def stats_and_pull(params, by_logp):
         stats, pull = jax.vjp(
-            lambda params: token_stats(TRANSFORMER, params, batch.tokens, batch.length).logp, params
+            lambda params: (
+                token_stats(
+                    TRANSFORMER,
+                    params,
+                    batch.prompt,
+                    batch.prompt_length,
+                    batch.tokens,
+                    batch.length,
+                ).logp
+            ),
+            params,
         )
         return stats, pull(by_logp)[0]
 
     return current, batch, stats_and_pull
 
 
-@pytest.mark.parametrize("name, devices, size", [("xrpo", 1, 16), ("grpo", 2, 4), ("xrpo", 8, 8)])
-def test_transformer_update_is_the_oracles(transformer, name, devices, size):
-    """To 1e-6, so it is the same on 1, 2 and 8 devices."""
+@pytest.mark.parametrize(
+    "name, place", [("xrpo", (1, 16, 8)), ("grpo", (2, 4, 2)), ("xrpo", (8, 8, 1))]
+)
+def test_transformer_update_is_the_oracles(transformer, name, place):
+    """To 1e-6, so it is the same on 1, 2 and 8 devices, and with and without shared prompts."""
     current, batch, stats_and_pull = transformer
     params = state_of(current).params
     logp, _ = stats_and_pull(params, np.zeros_like(batch.old_logp))
     count = len(RAGGED.mask)
     rows = oracles.Rows(
-        now=np.asarray(logp, np.float64)[:count] * RAGGED.mask,
+        now=np.asarray(logp, np.float64)[:count],
         old=batch.old_logp[:count].astype(np.float64),
-        mask=RAGGED.mask,
+        mask=cut(RAGGED.mask),
         reward=RAGGED.reward,
         group=RAGGED.group,
         correct=RAGGED.correct,
@@ -271,8 +300,8 @@ def test_transformer_update_is_the_oracles(transformer, name, devices, size):
     by_logp = np.zeros_like(batch.old_logp)
     by_logp[:count] = oracles.gradient(oracles.LOSSES[name], rows)
     _, wanted = stats_and_pull(params, by_logp)
-    learner = learner_of(name, devices, size, policy=TRANSFORMER)
-    state, metrics = learner.update(state_of(current, devices), batch, 0, 0)
+    learner = learner_of(name, *place, policy=TRANSFORMER)
+    state, metrics = learner.update(state_of(current, place[0]), batch, 0, 0)
     assert metrics["loss"] == pytest.approx(oracles.LOSSES[name](rows), abs=2e-6)
     assert metrics["entropy"] > 1
     for (path, gradient), leaf in zip(
@@ -288,8 +317,8 @@ def test_annotation_by_old_and_reference_policy():
     old, reference = (bigram_state(2, table).params for table in (OLD_TABLE, REFERENCE_TABLE))
     batch, _ = learner.annotate(old, reference, make_batch())
     count = len(RAGGED.mask)
-    close(batch.old_logp[:count], ROWS.old, 1e-5)
-    close(batch.ref_logp[:count], ROWS.reference, 1e-5)
+    close(batch.old_logp[:count], cut(ROWS.old), 1e-5)
+    close(batch.ref_logp[:count], cut(ROWS.reference), 1e-5)
     assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
     state, metrics = learner.update(bigram_state(2), batch, 0, 0)
     loss, gradient = oracle("grpo", beta=0.3)
@@ -332,7 +361,7 @@ def test_eos_is_trained_where_it_is_also_the_padding():
     drawn = (rollout(0, [5, 0], right), rollout(1, [6, 7, 0], wrong))
     progress = Progress(prompts=(0,), rollouts=(drawn,), batch=1)
     shape = Shape(
-        prompts=1, rows=SLOTS, prompt_length=5, seeded_length=5, max_new_tokens=COLUMNS - 5
+        prompts=1, rows=SLOTS, prompt_length=PROMPT, seeded_length=PROMPT, max_new_tokens=COLUMNS
     )
     batch, _ = learner_of("grpo").annotate(bigram_state().params, None, pack(progress, [0], shape))
     state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
@@ -345,23 +374,59 @@ def test_eos_is_trained_where_it_is_also_the_padding():
 
 
 def test_padding_tokens_and_lengths_do_not_matter():
-    """Other token ids and old log-probs under the padding, and micro-batches of two lengths."""
+    """Other tokens and old log-probs under the padding, and micro-batches of several lengths."""
     batch = annotated()
     state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     padding = np.arange(COLUMNS)[None] >= batch.length[:, None]
     other = batch.replace(
-        tokens=np.where(padding, 7, batch.tokens), old_logp=np.where(padding, 9, batch.old_logp)
+        prompt=np.where(np.arange(PROMPT) >= batch.prompt_length[:, None], 5, batch.prompt),
+        tokens=np.where(padding, 7, batch.tokens),
+        old_logp=np.where(padding, 9, batch.old_logp),
     )
     same, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
     np.testing.assert_array_equal(same.optimizer["table"], state.optimizer["table"])
-    assert {7, 10} < set(batch.length.tolist()) and batch.length.max() == 10  # full to the brim
-    cut, _ = learner_of("grpo", lengths=(7, 10)).update(bigram_state(), batch, 0, 0)
-    close(cut.optimizer["table"], state.optimizer["table"], 1e-6)
+    assert {4, 7} < set(batch.length.tolist()) and batch.length.max() == COLUMNS  # to the brim
+    cut_short = learner_of("grpo", prompt_lengths=(3, PROMPT), lengths=(4, COLUMNS))
+    close(
+        cut_short.update(bigram_state(), batch, 0, 0)[0].optimizer["table"],
+        state.optimizer["table"],
+        1e-6,
+    )
 
 
-def test_a_row_too_long_for_every_micro_batch_is_an_error():
-    with pytest.raises(ValueError, match="a row of 10 tokens.*hold at most 7"):
-        learner_of("grpo", lengths=(5, 7)).update(bigram_state(), annotated(), 0, 0)
+@pytest.mark.parametrize(
+    "widths, message",
+    [
+        ({"lengths": (3, 5)}, "a completion of 7 tokens.*hold at most 5"),
+        ({"prompt_lengths": (2,)}, "a prompt of 4 tokens.*hold at most 2"),
+    ],
+)
+def test_a_row_too_long_for_every_micro_batch_is_an_error(widths, message):
+    with pytest.raises(ValueError, match=message):
+        learner_of("grpo", **widths).update(bigram_state(), annotated(), 0, 0)
+
+
+def test_rows_of_a_micro_batch_share_their_prompt():
+    """Every row once, blocks of one prompt, padding only at a block's end."""
+    schedule = Schedule(
+        minibatches=1, epochs=1, rows=8, share=4, prompt_lengths=(3, 4), lengths=(5, 7), groups=5
+    )
+    batch = make_batch(SHUFFLED)
+    parts = update.micro_batches(batch, np.flatnonzero(batch.valid), schedule)
+    rows = np.concatenate([part.rows for part in parts])
+    assert sorted(rows[rows >= 0]) == sorted(SHUFFLED)
+    shared = 0
+    for part in parts:
+        assert len(part.rows) == 8
+        for block in part.rows.reshape(-1, 4):
+            members = block[block >= 0]
+            assert (block[: len(members)] >= 0).all()
+            shared += max(len(members) - 1, 0)
+            assert len(np.unique(batch.prompt[members], axis=0)) == min(len(members), 1)
+        real = part.rows[part.rows >= 0]
+        assert batch.length[real].max() <= part.width
+        assert batch.prompt_length[real].max() <= part.prompt_width
+    assert shared >= 2
 
 
 # --- several updates of a batch -------------------------------------------------------------------
@@ -400,7 +465,7 @@ def test_second_epoch_moves_on_under_the_first_ones_scores():
 def test_an_update_that_is_not_finite_is_skipped_and_counted(name, value):
     """One old log-prob that is not a number, on a trained token of a mixed group."""
     batch = annotated()
-    batch.old_logp[0, RAGGED.mask[0].argmax()] = value
+    batch.old_logp[0, 0] = value
     state, metrics = learner_of(name).update(bigram_state(), batch, 0, 0)
     if np.isnan(value):
         assert metrics["skipped_updates"] == 1 and metrics["gradient_norm"] == 0
@@ -416,7 +481,15 @@ def test_warm_up_compiles_the_step_and_changes_nothing():
         base.make("grpo", BUDGET, beta=0.1).learn,
         BIGRAM,
         recording(1.0),
-        Schedule(minibatches=1, epochs=2, rows=4, lengths=(8, COLUMNS), groups=5),
+        Schedule(
+            minibatches=1,
+            epochs=2,
+            rows=4,
+            share=2,
+            prompt_lengths=(2, PROMPT),
+            lengths=(5, COLUMNS),
+            groups=5,
+        ),
         meshes.make(2),
     )
     state, reference = bigram_state(2), bigram_state(2, REFERENCE_TABLE).params

@@ -6,18 +6,20 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
-import pathlib
 
 import jax
 import numpy as np
 
 from xrpo_jax import mesh, rng, tokenizer
-from xrpo_jax.config import EMBEDDED, Settings
+from xrpo_jax.chat import make_chat
+from xrpo_jax.config import EMBEDDED, Settings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
 from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
 from xrpo_jax.model import hf
 from xrpo_jax.model.config import ModelConfig
+from xrpo_jax.model.source import Source, find
 from xrpo_jax.policy import Policy
+from xrpo_jax.prompts import fitting
 from xrpo_jax.sampler import Method, Sampler, make_draw
 from xrpo_jax.tokenizer import Tokenizer
 from xrpo_jax.types import Draw, Ledger, Params, Tools, TrainState
@@ -28,7 +30,7 @@ class Parts:
     """What the loop works with, made once from the settings."""
 
     devices: int
-    source: pathlib.Path  # the Hugging Face directory of the initial policy
+    source: Source  # of the initial policy
     model: ModelConfig
     tools: Tools
     eval_tools: Tools
@@ -45,11 +47,12 @@ def build(settings: Settings) -> Parts:
     """Load the policy and make every part; ValueError when settings and model do not fit."""
     rollout, algorithm = settings.rollout, settings.algorithm
     devices = mesh.make(settings.mesh.devices, settings.mesh.cpu_devices)
-    source = pathlib.Path(settings.model.init_from or EMBEDDED)
-    model, params = hf.load(source)
-    words = tokenizer.load(source)
-    seeds = algorithm.explore.seeder.seeds
-    seeded_length = rollout.seeded_length if seeds else rollout.prompt_length
+    source = find(settings.init_from or str(EMBEDDED))
+    words = tokenizer.load(source.folder)
+    chat = make_chat(words, settings.text)
+    model, params = hf.load(source, mesh.everywhere(devices))
+    seeder = algorithm.explore.seeder
+    seeded_length = rollout.seeded_length if seeder.seeds else rollout.prompt_length
     shape = Shape(
         prompts=rollout.prompts,
         rows=rollout.prompts * rollout.group,
@@ -58,12 +61,16 @@ def build(settings: Settings) -> Parts:
         max_new_tokens=rollout.max_new_tokens,
     )
     _check_fit(settings, shape, model, words, devices.size)
-    # A step encodes its prompts in every round, and a seeder while it fits exemplars.
-    encode = functools.lru_cache(maxsize=16384)(words.encode)
     tools, eval_tools = (
-        Tools(task=task, encode=encode, decode=words.decode, prompt_limit=seeded_length)
+        Tools(
+            task=fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong),
+            encode=chat.encode,
+            decode=lambda tokens: chat.opening + words.decode(tokens),
+            prompt_limit=seeded_length,
+        )
         for task in (settings.task, settings.eval_task)
     )
+    check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
     sampler = Sampler(
         model=model,
@@ -83,7 +90,6 @@ def build(settings: Settings) -> Parts:
     if method != sampler.method:
         eval_draw = make_draw(dataclasses.replace(sampler, method=method), devices)
     optimizer = make_optimizer(settings.optimizer)
-    params = jax.device_put(params, mesh.everywhere(devices))
     memory = jax.device_put(optimizer.init(params), mesh.everywhere(devices))
     learner = make_learner(
         algorithm.learn,
@@ -99,7 +105,9 @@ def build(settings: Settings) -> Parts:
             minibatches=settings.train.minibatches,
             epochs=settings.train.epochs,
             rows=settings.train.micro_batch,
-            lengths=_row_lengths(settings, lengths),
+            share=settings.train.share,
+            prompt_lengths=lengths if seeder.trains_seeded else lengths[:1],
+            lengths=_completion_lengths(settings),
             groups=rollout.prompts,
         ),
         devices,
@@ -117,21 +125,20 @@ def build(settings: Settings) -> Parts:
         state=TrainState(params=params, optimizer=memory),
         # The update donates nothing of the state, so the initial parameters may be shared.
         reference=params if algorithm.learn.needs_reference else None,
-        ledger=init_ledger(algorithm.explore, len(settings.task), rollout.max_new_tokens),
+        ledger=init_ledger(algorithm.explore, len(tools.task), rollout.max_new_tokens),
     )
 
 
-def _row_lengths(settings: Settings, prompts: tuple[int, ...]) -> tuple[int, ...]:
-    """Lengths of micro-batches: what full-length completions need, and the given shorter ones."""
-    longest = prompts[-1] + settings.rollout.max_new_tokens
+def _completion_lengths(settings: Settings) -> tuple[int, ...]:
+    """Widths of completions in a micro-batch: the given shorter ones, then the token limit."""
+    longest = settings.rollout.max_new_tokens
     for length in settings.train.lengths:
-        if not 1 < length < longest:
+        if not 0 < length < longest:
             raise ValueError(
-                f"train.lengths={settings.train.lengths}; allowed: each above 1 and below the "
-                f"longest row of {longest} tokens"
+                f"train.lengths={settings.train.lengths}; allowed: each above 0 and below "
+                f"rollout.max_new_tokens={longest}"
             )
-    full = {length + settings.rollout.max_new_tokens for length in prompts}
-    return tuple(sorted(full | set(settings.train.lengths)))
+    return tuple(sorted({*settings.train.lengths, longest}))
 
 
 def _check_fit(
@@ -157,18 +164,10 @@ def _check_fit(
     for name, rows in (
         ("rollout.prompts x rollout.group", shape.rows),
         ("rollout.slots", rollout.slots),
-        ("train.micro_batch", settings.train.micro_batch),
+        ("train.micro_batch / train.share", settings.train.micro_batch // settings.train.share),
     ):
         if rows % devices:
             raise ValueError(f"{name}={rows}; allowed: a multiple of the {devices} devices")
-    for task in (settings.task, settings.eval_task):
-        longest = max(range(len(task)), key=lambda i: len(words.encode(task.prompt(i))))
-        length = len(words.encode(task.prompt(longest)))
-        if length > rollout.prompt_length:
-            raise ValueError(
-                f"rollout.prompt_length={rollout.prompt_length}; allowed: at least {length}, the "
-                f"tokens of prompt {longest}"
-            )
 
 
 def warm_up(parts: Parts, state: TrainState) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from xrpo_jax.types import Ledger, TrainState
+from xrpo_jax.types import Ledger, Params, TrainState
 
 Manager = ocp.CheckpointManager
 
@@ -58,6 +58,53 @@ def restore(
         name: {key: np.asarray(value) for key, value in memory.items()}
         for name, memory in memories.items()
     }
+
+
+def restore_params(
+    workdir: str | os.PathLike, step: int | None, like: Params
+) -> tuple[int, Params]:
+    """Read the parameters alone of `step` (None: the newest), and say which step it is.
+
+    `like` is a tree of jax.ShapeDtypeStruct; a sharding in it is where the parameter goes. Nothing
+    in `workdir` changes, so a run may be writing there. Raises FileNotFoundError naming the steps
+    there are, ValueError naming a directory that is damaged or of another model.
+    """
+    folder = pathlib.Path(workdir).absolute() / "checkpoints"
+    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    if not steps:
+        raise FileNotFoundError(f"{folder} holds no checkpoint; give the --workdir of a run")
+    if step is not None and step not in steps:
+        raise FileNotFoundError(f"{folder} holds no step {step}; allowed: {steps}")
+    where = folder / str(steps[-1] if step is None else step)
+    target = {"state": {"params": like}}
+    reader = ocp.PyTreeCheckpointHandler()
+    try:
+        # What a partial restore does not find it leaves as it is, so it is looked up before.
+        stored = reader.metadata(where / "default").tree["state"]["params"]
+        strange = sorted(_names(stored) ^ _names(like))
+        if strange:
+            raise ValueError(f"parameters that only one side has: {', '.join(strange)}")
+        jax.tree.map(_check_shape, stored, like)
+        found = reader.restore(
+            where / "default",
+            args=ocp.args.PyTreeRestore(
+                item=target,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                partial_restore=True,
+            ),
+        )["state"]["params"]
+    except Exception as error:
+        raise ValueError(
+            f"checkpoint {where} cannot be read ({type(error).__name__}: {error}); choose another "
+            "--step, or the model (init_from) that the run was made from"
+        ) from error
+    finally:
+        reader.close()
+    return int(where.name), found
+
+
+def _names(tree: Params) -> set[str]:
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _check_shape(found: np.ndarray, target: jax.ShapeDtypeStruct) -> None:

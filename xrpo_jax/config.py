@@ -21,20 +21,22 @@ from ml_collections import ConfigDict, config_dict
 import xrpo_jax.tasks
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
+from xrpo_jax.chat import TextSettings
 from xrpo_jax.learn.update import OptimizerSettings
 from xrpo_jax.log import write_whole
+from xrpo_jax.prompts import overlap, without
 from xrpo_jax.sampler import Method
-from xrpo_jax.types import Task
+from xrpo_jax.types import Task, text_of
 
 DTYPES = ("float32", "bfloat16")
+OVERLAPS = ("refuse", "drop", "allow")
 EMBEDDED = pathlib.Path(__file__).parent / "assets" / "policy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """The policy: a Hugging Face directory ("" = the embedded one) and how it computes."""
+    """How the policy computes."""
 
-    init_from: str = ""
     dtype: str = "float32"
     remat: bool = False
     logits_chunk: int = 128  # positions whose logits the trainer holds at one time
@@ -60,8 +62,9 @@ class Train:
     steps: int = 100
     minibatches: int = 1
     epochs: int = 1
-    micro_batch: int = 32  # rows over all devices
-    lengths: tuple[int, ...] = ()  # tokens that short rows are padded to, beside the longest
+    micro_batch: int = 32  # completions over all devices
+    share: int = 4  # completions that are computed with one copy of their prompt
+    lengths: tuple[int, ...] = ()  # completion widths for short ones, beside the token limit
     mask_truncated: bool = False  # rows cut off by the token limit are not trained on
     drop_zero_variance: bool = False  # rows of groups with equal rewards leave the denominator
 
@@ -76,6 +79,7 @@ class Eval:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    overlap: str = "refuse"  # prompts that are trained on, too: refuse the run, drop, or allow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,7 @@ class Checkpoint:
     every: int = 20
     keep: int = 2
     rollouts: bool = True  # write rollouts.jsonl.gz
+    export: str = "float32"  # dtype of the model written to <workdir>/policy at the end, or "no"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,8 @@ class Settings:
     """A whole run, checked."""
 
     seed: int
+    init_from: str  # a Hub id, a Hugging Face directory, a GGUF file, or "" for the embedded policy
+    text: TextSettings
     model: Model
     rollout: RolloutSettings
     optimizer: OptimizerSettings
@@ -116,6 +123,7 @@ class Settings:
 
 
 SECTIONS = {
+    "text": TextSettings,
     "model": Model,
     "rollout": RolloutSettings,
     "optimizer": OptimizerSettings,
@@ -128,7 +136,7 @@ SECTIONS = {
 
 def default() -> ConfigDict:
     """Every setting at its default; those of algorithm and task that are None keep their own."""
-    config = ConfigDict({"seed": 0})
+    config = ConfigDict({"seed": 0, "init_from": ""})
     config.algorithm = _choice("xrpo", [algorithms.settings(name) for name in algorithms.names()])
     config.task = _choice("arithmetic", [task_settings(name) for name in task_names()])
     for name, section in SECTIONS.items():
@@ -176,7 +184,8 @@ def _make_task(name: str, given: dict[str, object]) -> Callable[..., Task]:
         try:
             return module.make(**(given | more))
         except ValueError as error:
-            where = "eval.problems as task" if "size" in more else "task"
+            given_size = "size" in more and str(error).startswith("size=")
+            where = "eval.problems as task" if given_size else "task"
             raise ValueError(f"{where}.{error}") from None
 
     return build
@@ -203,14 +212,11 @@ def parse(config: ConfigDict) -> Settings:
     )
     make = _make_task(config.task.name, _given(config.task))
     task = make(split="train")
-    slots = algorithm.explore.planner.slots(rollout.prompts)
-    if len(task) < slots:
-        raise ValueError(
-            f"the task has {len(task)} prompts; a step of {config.algorithm.name!r} may look at "
-            f"{slots} (rollout.prompts={rollout.prompts})"
-        )
+    check_enough(task, algorithm, rollout.prompts)
+    held_out = _held_out(task, make(split="test", size=sections["eval"].problems), sections["eval"])
     resolved = {
         "seed": config.seed,
+        "init_from": config.init_from,
         "algorithm": {
             "name": config.algorithm.name,
             **algorithms.settings(config.algorithm.name),
@@ -227,12 +233,37 @@ def parse(config: ConfigDict) -> Settings:
         **sections,
         resolved=json.loads(json.dumps(resolved)),
         seed=config.seed,
+        init_from=config.init_from,
         algorithm_name=config.algorithm.name,
         algorithm=algorithm,
         task_name=config.task.name,
         task=task,
-        eval_task=make(split="test", size=sections["eval"].problems),
+        eval_task=held_out,
     )
+
+
+def check_enough(task: Task, algorithm: Algorithm, prompts: int) -> None:
+    """Raise ValueError when the task has fewer prompts than a step may look at."""
+    slots = algorithm.explore.planner.slots(prompts)
+    if len(task) < slots:
+        raise ValueError(
+            f"the task has {len(task)} prompts; a step may look at {slots} "
+            f"(rollout.prompts={prompts})"
+        )
+
+
+def _held_out(task: Task, held_out: Task, settings: Eval) -> Task:
+    """The evaluation's task, checked for prompts that are trained on."""
+    if settings.overlap == "allow":
+        return held_out
+    shared = overlap(task, held_out)
+    if len(shared) and (settings.overlap == "refuse" or len(shared) == len(held_out)):
+        raise ValueError(
+            f"{len(shared)} of {len(held_out)} evaluation prompts are trained on, for example "
+            f"{text_of(held_out.prompt(int(shared[0])))[:80]!r}; allowed: other data, "
+            "eval.overlap=drop to leave them out, or eval.overlap=allow"
+        )
+    return without(held_out, shared)
 
 
 NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for which settings
@@ -240,8 +271,8 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
         lambda value: value >= 1,
         "model.logits_chunk rollout.prompts rollout.group rollout.max_new_tokens "
         "rollout.prompt_length rollout.seeded_length rollout.slots train.steps train.minibatches "
-        "train.epochs train.micro_batch eval.every eval.problems eval.samples checkpoint.every "
-        "checkpoint.keep",
+        "train.epochs train.micro_batch train.share eval.every eval.problems eval.samples "
+        "checkpoint.every checkpoint.keep",
     ),
     "above 0": (lambda value: 0 < value < math.inf, "optimizer.learning_rate optimizer.clip_norm"),
     "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
@@ -263,24 +294,40 @@ def _check_numbers(sections: dict) -> None:
             value = getattr(sections[section], key)
             if not good(value):
                 raise ValueError(f"{name}={value}; allowed: {allowed}")
-    rollout, dtype = sections["rollout"], sections["model"].dtype
-    if dtype not in DTYPES:
-        raise ValueError(f"model.dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
-    held_out = sections["eval"]
+    rollout, held_out = sections["rollout"], sections["eval"]
+    for name, value, words in (
+        ("model.dtype", sections["model"].dtype, DTYPES),
+        ("checkpoint.export", sections["checkpoint"].export, (*DTYPES, "no")),
+        ("eval.overlap", held_out.overlap, OVERLAPS),
+    ):
+        if value not in words:
+            raise ValueError(f"{name}={value!r}; allowed: {', '.join(words)}")
     try:
         Method(temperature=held_out.temperature, top_k=held_out.top_k, top_p=held_out.top_p)
     except ValueError as error:
         raise ValueError(f"eval.{error}") from None
-    rows = rollout.prompts * rollout.group
-    if sections["train"].minibatches > rows:
+    train = sections["train"]
+    if train.micro_batch % train.share:
         raise ValueError(
-            f"train.minibatches={sections['train'].minibatches}; allowed: 1 to {rows} "
+            f"train.micro_batch={train.micro_batch}; allowed: a multiple of "
+            f"train.share={train.share}"
+        )
+    rows = rollout.prompts * rollout.group
+    if train.minibatches > rows:
+        raise ValueError(
+            f"train.minibatches={train.minibatches}; allowed: 1 to {rows} "
             "(rollout.prompts x rollout.group)"
         )
 
 
 # What may differ on resume, since no step computes anything else for it.
-MAY_CHANGE = ("train.steps", "checkpoint.every", "checkpoint.keep", "checkpoint.rollouts")
+MAY_CHANGE = (
+    "train.steps",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.rollouts",
+    "checkpoint.export",
+)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from xrpo_jax import rng
-from xrpo_jax.types import Draw, Params, Tools
+from xrpo_jax.types import Draw, Params, Tools, text_of
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -95,6 +95,8 @@ def evaluate(
             records.append(
                 {
                     "prompt": problem,
+                    "level": task.level(problem),
+                    "question": text_of(task.prompt(problem)),
                     "text": text,
                     "correct": task.rewards(problem, text).correct,
                     "answer": task.answer(problem, text),

@@ -1,6 +1,6 @@
 """Log-probs and entropies of given tokens under the policy, chunked over positions.
 
-Shapes: n rows · S tokens of a row · V vocabulary.
+Shapes: b prompts · P prompt length · n rows · T completion tokens · V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,24 +26,35 @@ class Policy:
     chunk: int = 128  # positions whose logits are in memory at one time
 
 
-def token_stats(policy: Policy, params: Params, tokens: jax.Array, length: jax.Array) -> TokenStats:
-    """Log-prob and entropy f32[n,S] of each token given those before it, at the temperature.
+def token_stats(
+    policy: Policy,
+    params: Params,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+) -> TokenStats:
+    """Log-prob and entropy f32[n,T] of each completion token given all before it.
 
-    `tokens` i32[n,S] start at column 0 and are real up to `length` i32[n]. Column 0, which nothing
-    predicts, and padding are 0.
+    Rows continue prompts i32[b,P], n / b of them each, in order; `tokens` i32[n,T] are real up to
+    `length` i32[n], prompts up to `prompt_length` i32[b], at least 1. At the policy's temperature;
+    0 on padding.
     """
     rows, width = tokens.shape
-    columns = jnp.broadcast_to(jnp.arange(width)[None, :], (rows, width))
-    valid = columns < length[:, None]
-    hidden = transformer.forward(
+    x, hidden = transformer.continued(
         params,
         policy.model,
+        prompt,
+        prompt_length,
         tokens,
-        columns,
-        valid,
+        length,
         dtype=jnp.dtype(policy.dtype),
         remat=policy.remat,
     )
+    last = jnp.maximum(prompt_length - 1, 0)[:, None, None]
+    first = jnp.take_along_axis(x, last, axis=1)  # what predicts the first token of a completion
+    first = jnp.repeat(first, rows // prompt.shape[0], axis=0)
+    hidden = jnp.concatenate([first, hidden[:, :-1]], axis=1)
 
     def one_chunk(hidden: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         scores = transformer.logits(params, policy.model, hidden) / policy.temperature
@@ -56,15 +67,14 @@ def token_stats(policy: Policy, params: Params, tokens: jax.Array, length: jax.A
     if policy.chunk < width:  # the backward pass recomputes a chunk's logits, never keeps them
         one_chunk = jax.checkpoint(one_chunk)
     parts = [
-        one_chunk(hidden[:, start:stop], tokens[:, start + 1 : stop + 1])
-        for start in range(0, width - 1, policy.chunk)
-        for stop in [min(start + policy.chunk, width - 1)]
+        one_chunk(hidden[:, start:stop], tokens[:, start:stop])
+        for start in range(0, width, policy.chunk)
+        for stop in [min(start + policy.chunk, width)]
     ]
-    real = valid[:, 1:]
+    real = jnp.arange(width)[None, :] < length[:, None]
 
     def joined(pieces: list[jax.Array]) -> jax.Array:
-        values = jnp.where(real, jnp.concatenate(pieces, axis=1), 0.0)
-        return jnp.pad(values, ((0, 0), (1, 0)))
+        return jnp.where(real, jnp.concatenate(pieces, axis=1), 0.0)
 
     return TokenStats(
         logp=joined([logp for logp, _ in parts]),

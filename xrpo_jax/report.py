@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
+import re
+import shlex
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +16,27 @@ from tqdm import tqdm
 
 from xrpo_jax.config import Settings
 from xrpo_jax.log import read_metrics, write_whole
+from xrpo_jax.types import Task
+
+SHOWN = 60  # characters of a sample in the table
+
+
+def opening(settings: Settings, task: Task, held_out: Task, parameters: int) -> str:
+    """What is about to be trained on what, in a line or two."""
+
+    def used(task: Task, whole: Task) -> str:
+        left_out = len(whole) - len(task)
+        return f"{len(task)}" + (f" ({left_out} longer ones dropped)" if left_out else "")
+
+    lines = [
+        f"{settings.algorithm_name} on {settings.init_from or 'the embedded policy'}: "
+        f"{parameters:,} parameters, {settings.model.dtype}; task {settings.task_name}: "
+        f"{used(task, settings.task)} prompts, {used(held_out, settings.eval_task)} held out"
+    ]
+    for whole in (settings.task, settings.eval_task):
+        if hasattr(whole, "describe"):
+            lines.append(whole.describe())
+    return "\n".join(lines)
 
 
 def progress_bar(settings: Settings, start: int) -> tqdm:
@@ -60,23 +85,71 @@ def finish(folder: pathlib.Path, settings: Settings, step: int) -> dict:
     print(table(before, after))
     steps = [record for record in records if "seconds/step" in record]
     print(phases(steps))
+    print(samples_table(folder, before["step"], after["step"]))
     curve = folder / "curve.png"
     draw_curve(records, curve, settings.algorithm_name)
     print(f"\nlearning curve  {curve}")
     print(f"metrics         {folder / 'metrics.jsonl'}")
+    print(f"samples         {folder / 'samples'}")
     if settings.checkpoint.rollouts:
         print(f"rollouts        {folder / 'rollouts.jsonl.gz'}")
     print(f"checkpoint      {folder / 'checkpoints' / str(step)}")
     if step >= settings.train.steps:
-        print(f"policy          {folder / 'policy'}  (Hugging Face layout)")
-        print(f"\nnext: {next_command(settings)}")
+        if settings.checkpoint.export != "no":
+            print(f"policy          {folder / 'policy'}  (Hugging Face layout)")
+        print(f"\nnext: {next_command(settings, folder, sys.argv[1:])}")
     return after
 
 
-def next_command(settings: Settings) -> str:
-    """The obvious thing to try after this run."""
+def next_command(settings: Settings, folder: pathlib.Path, arguments: list[str]) -> str:
+    """The obvious thing to try after the run of a command line: the same with another algorithm."""
     other = "grpo" if settings.algorithm_name.startswith("xrpo") else "xrpo"
-    return f"bash scripts/quickstart.sh --config.algorithm.name={other}"
+    text = "\n".join(arguments)
+    text = re.sub(r"(?m)^--?(workdir|config\.algorithm\.name)[=\n].*\n?", "", text)
+    rest = [argument for argument in text.split("\n") if argument]
+    if not any(argument.startswith("--config=") for argument in rest):
+        return f"bash scripts/quickstart.sh --config.algorithm.name={other}"  # not from a shell
+    # An algorithm's own settings mean nothing to another one.
+    rest = [argument for argument in rest if not argument.startswith("--config.algorithm.")]
+    more = [f"--workdir={folder}-{other}", f"--config.algorithm.name={other}"]
+    return shlex.join(["python", "-m", "xrpo_jax.main", *rest, *more])
+
+
+def write_samples(folder: pathlib.Path, step: int, records: list[dict]) -> None:
+    """Every sample of an evaluation as samples/<step>.jsonl."""
+    (folder / "samples").mkdir(exist_ok=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    write_whole(folder / "samples" / f"{step:06d}.jsonl", lines.encode())
+
+
+def samples_table(folder: pathlib.Path, first: int, last: int) -> str:
+    """A question of each level with its first sample in two evaluations, as text."""
+    before, after = (_first_samples(folder, step) for step in (first, last))
+    lines, seen = [f"\nsamples at step {first} and step {last} (+ right, - wrong)"], set()
+    # A question that is right by now says more than one that is not.
+    for prompt, record in sorted(after.items(), key=lambda item: not item[1]["correct"]):
+        if record["level"] not in seen and prompt in before and len(seen) < 4:
+            seen.add(record["level"])
+            lines.append(f"  {_short(record['question'])}")
+            lines += [
+                f"    {'+' if each['correct'] else '-'} {_short(each['text'])}"
+                for each in (before[prompt], record)
+            ]
+    return "\n".join(lines)
+
+
+def _first_samples(folder: pathlib.Path, step: int) -> dict[int, dict]:
+    path = folder / "samples" / f"{step:06d}.jsonl"
+    found: dict[int, dict] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        found.setdefault(record["prompt"], record)
+    return found
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 def table(before: dict, after: dict) -> str:

@@ -15,18 +15,23 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """What sampling and tasks need of a tokenizer.
+    """What sampling and prompts need of a tokenizer.
 
-    `encode` adds special tokens exactly as the tokenizer is configured to; `decode` leaves special
-    tokens out and does not clean up spaces. `pad_id` may be one of `stop_ids`, so lengths must
-    travel with the rows. `vocab_size` is the largest id plus one; a model's table may be longer.
+    `encode(text, begin=True, special=True)`: `begin` adds what the tokenizer is configured to put
+    around a text, `special` reads the texts in the field `special` as their tokens; off, they are
+    words like others. `decode` leaves special tokens out and does not clean up spaces.
+    `render(messages, **switches)` applies the chat template up to where the assistant speaks; it is
+    None for a model without one. `pad_id` may be one of `stop_ids`, so lengths must travel with the
+    rows. `vocab_size` is the largest id plus one; a model's table may be longer.
     """
 
-    encode: Callable[[str], list[int]]
+    encode: Callable[..., list[int]]
     decode: Callable[[Sequence[int]], str]
     stop_ids: tuple[int, ...]
     pad_id: int
     vocab_size: int
+    special: tuple[str, ...] = ()
+    render: Callable[..., str] | None = None
 
 
 def load(path: str | os.PathLike) -> Tokenizer:
@@ -34,14 +39,23 @@ def load(path: str | os.PathLike) -> Tokenizer:
 
     A rollout stops at the tokenizer's own end and at every one that config.json and
     generation_config.json list: chat models end a turn with a token the tokenizer may not name.
-    Raises FileNotFoundError without a tokenizer and ValueError without any end of sequence.
+    Raises FileNotFoundError without a tokenizer, ValueError without any end of sequence or when the
+    files are damaged.
     """
     folder = Path(path)
     if not any((folder / name).is_file() for name in VOCABULARIES):
-        raise FileNotFoundError(f"{folder} holds no tokenizer; needed is one of {VOCABULARIES}")
+        raise FileNotFoundError(
+            f"{folder} holds no tokenizer; needed is one of {', '.join(VOCABULARIES)}: copy the "
+            "tokenizer's files of the model that it came from"
+        )
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # what the tokenizers library raises is a bare Exception
+        raise ValueError(
+            f"the tokenizer of {folder} cannot be read ({error}); copy or download its files again"
+        ) from error
     stops = set(_ids(tokenizer.eos_token_id))
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
@@ -52,6 +66,9 @@ def load(path: str | os.PathLike) -> Tokenizer:
             "eos_token_id in generation_config.json"
         )
 
+    def encode(text: str, begin: bool = True, special: bool = True) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=begin, split_special_tokens=not special)
+
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(
             [int(each) for each in ids],
@@ -59,14 +76,26 @@ def load(path: str | os.PathLike) -> Tokenizer:
             clean_up_tokenization_spaces=False,
         )
 
+    def render(messages: list[dict[str, str]], **switches) -> str:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **switches
+        )
+
     pad = tokenizer.pad_token_id
     return Tokenizer(
-        encode=lambda text: tokenizer.encode(text),
+        encode=encode,
         decode=decode,
         stop_ids=tuple(sorted(stops)),
         pad_id=min(stops) if pad is None else pad,
         vocab_size=max(tokenizer.get_vocab().values()) + 1,
+        special=tuple(token.content for token in _special(tokenizer)),
+        render=render if tokenizer.chat_template else None,
     )
+
+
+def _special(tokenizer) -> list:
+    """Every added token that is special, not only those with a role such as end or padding."""
+    return [token for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

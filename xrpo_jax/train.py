@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 
-import jax
 import numpy as np
 
 from xrpo_jax import checkpoint, report
@@ -22,7 +21,8 @@ from xrpo_jax.evaluate import evaluate
 from xrpo_jax.explore import summary
 from xrpo_jax.explore.collect import collect
 from xrpo_jax.log import Clock, Compiles, Log, read_metrics
-from xrpo_jax.model import hf
+from xrpo_jax.model import export
+from xrpo_jax.model.params import count
 from xrpo_jax.types import Batch, Ledger, Params, TrainState
 
 
@@ -31,6 +31,12 @@ def run(config: ConfigDict, workdir: str) -> dict:
     settings = parse(config)  # a wrong setting dies here, before anything is loaded or compiled
     folder = pathlib.Path(workdir)
     parts = build(settings)
+    if settings.checkpoint.export != "no":  # a target that would be refused, now and not later
+        export.require(
+            folder / "policy",
+            dtype=settings.checkpoint.export,
+            tokenizer_dir=parts.source.folder,
+        )
     with claim(settings, folder, parts.devices):
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
         steps, start = settings.train.steps, manager.latest_step() or 0
@@ -42,9 +48,16 @@ def run(config: ConfigDict, workdir: str) -> dict:
             with _Signals() as signals:
                 done, state = _loop(settings, parts, folder, manager, start, state, ledger, signals)
         manager.close()
-        if done >= steps:  # after the checkpoint, so that a full disk here loses nothing
-            params = jax.device_get(state.params)
-            hf.save(folder / "policy", parts.model, params, tokenizer_dir=parts.source)
+        if done >= steps and settings.checkpoint.export != "no":
+            # After the checkpoint, so that a full disk here loses nothing.
+            export.save(
+                folder / "policy",
+                parts.model,
+                state.params,
+                dtype=settings.checkpoint.export,
+                tokenizer_dir=parts.source.folder,
+            )
+            export.check(folder / "policy", parts.model, state.params, settings.checkpoint.export)
         return report.finish(folder, settings, done)
 
 
@@ -64,6 +77,7 @@ def _loop(
     log = Log(folder, start, settings.checkpoint.rollouts)
     steps, planner = settings.train.steps, settings.algorithm.explore.planner
     compiles = Compiles()
+    print(report.opening(settings, parts.tools.task, parts.eval_tools.task, count(state.params)))
     bar = report.progress_bar(settings, start)
     bar.set_postfix_str("compiling")
     warm_up(parts, state)
@@ -73,7 +87,7 @@ def _loop(
         metrics = {}
         if step % settings.eval.every == 0:
             with clock("evaluate"):
-                metrics |= held_out(parts, settings, state.params, step)
+                metrics |= held_out(parts, settings, state.params, step, folder)
         begun = time.perf_counter()
         batch, ledger, progress = collect(
             settings.algorithm.explore,
@@ -105,7 +119,7 @@ def _loop(
         report.advance(bar, metrics)
         done = step + 1
         if done == steps:
-            log.metrics(done, held_out(parts, settings, state.params, done))
+            log.metrics(done, held_out(parts, settings, state.params, done, folder))
         if done % settings.checkpoint.every == 0 or done == steps or signals.stop:
             checkpoint.save(manager, done, state, ledger)
         if signals.stop:
@@ -127,9 +141,11 @@ def _refuse_lost_checkpoints(settings: Settings, folder: pathlib.Path) -> None:
         )
 
 
-def held_out(parts: Parts, settings: Settings, params: Params, step: int) -> dict[str, float]:
-    """The held-out metrics, named `eval/...`."""
-    metrics, _ = evaluate(
+def held_out(
+    parts: Parts, settings: Settings, params: Params, step: int, folder: pathlib.Path
+) -> dict[str, float]:
+    """The held-out metrics, named `eval/...`; every sample goes to samples/<step>.jsonl."""
+    metrics, records = evaluate(
         parts.eval_tools,
         parts.eval_draw,
         params,
@@ -139,6 +155,7 @@ def held_out(parts: Parts, settings: Settings, params: Params, step: int) -> dic
         seed=settings.seed,
         step=step,
     )
+    report.write_samples(folder, step, records)
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 

@@ -1,7 +1,7 @@
 """Every record and function type that crosses a file.
 
 Shapes: G prompt slots in a step · N rollout rows · n = rows of one device or micro-batch ·
-P prompt length · T new tokens · S = P + T · V vocabulary.
+P prompt length · T new tokens · V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Params = Any  # nested dict of arrays, see model/params.py
 Memory = dict[str, np.ndarray]  # what one host part remembers
 Ledger = dict[str, Memory]  # part name -> memory; with TrainState the whole state of a run
 
+ROLES = ("system", "user", "assistant")
 VERDICT_STATUSES = ("correct", "wrong", "unparsed", "timed_out", "crashed")
 
 
@@ -47,6 +48,63 @@ class Verdict:
         return self.status == "correct"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What one side says: `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+    def __post_init__(self):
+        if self.role not in ROLES:
+            raise ValueError(f"role={self.role!r}; allowed: {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise ValueError(f"content of type {type(self.content).__name__}; allowed: str")
+
+
+Conversation = tuple[Turn, ...]  # a prompt: it ends with the user's turn
+
+
+def conversation(messages: object) -> Conversation:
+    """Checked turns from a list of {"role", "content"} as data files have them.
+
+    A content may be a list of {"type": "text", "text"} parts, which are joined. Raises ValueError
+    naming what is wrong: no list, an empty one, an unknown role, a part that is no text, or an
+    assistant's turn at the end, which would put an answer into the prompt.
+    """
+    if not isinstance(messages, list | tuple):
+        raise ValueError(f"messages are a {type(messages).__name__}; allowed: a list of messages")
+    if not messages:
+        raise ValueError("messages are empty; allowed: at least one")
+    turns = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ValueError(
+                f"message {place} is a {type(message).__name__}; allowed: role and content"
+            )
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
+        try:
+            turns.append(Turn(role=message.get("role"), content=content))
+        except ValueError as error:
+            raise ValueError(f"message {place}: {error}") from None
+    if turns[-1].role == "assistant":
+        raise ValueError("the last turn is the assistant's; allowed: a prompt ends with the user's")
+    return tuple(turns)
+
+
+def text_of(turns: Conversation) -> str:
+    """What a conversation says, for comparing and embedding."""
+    return "\n".join(turn.content for turn in turns)
+
+
+def question(text: str) -> Conversation:
+    """The conversation in which a user says just `text`."""
+    return (Turn(role="user", content=text),)
+
+
 class Task(Protocol):
     """Prompts with a rule that grades answers to them; `i` counts from 0 to `len(task) - 1`."""
 
@@ -54,7 +112,7 @@ class Task(Protocol):
 
     def __len__(self) -> int: ...
 
-    def prompt(self, i: int) -> str: ...
+    def prompt(self, i: int) -> Conversation: ...
 
     def level(self, i: int) -> str: ...
 
@@ -78,8 +136,8 @@ class Request:
 class Context:
     """The text a rollout is drawn under and the text the learner sees before it."""
 
-    sampled: str
-    trained: str
+    sampled: Conversation
+    trained: Conversation
     kind: Kind = Kind.PLAIN
 
 
@@ -130,7 +188,7 @@ class Tools:
     """What host parts may ask of the run: the task, the tokenizer, the prompt limit in tokens."""
 
     task: Task
-    encode: Callable[[str], list[int]]
+    encode: Callable[[Conversation], list[int]]
     decode: Callable[[Any], str]
     prompt_limit: int  # tokens of a prompt with exemplars
 
@@ -152,26 +210,29 @@ class Samples:
 class Batch:
     """One learner step; fields that no part asked for are None.
 
-    A row is prompt and completion without a gap, then padding; `mask` is 1 on trained tokens.
+    Prompts and completions are apart: column t of an array [N,T] is about completion token t.
+    `mask` is 1 on trained tokens.
     """
 
-    tokens: Any  # i32[N,S]
-    length: Any  # i32[N] prompt + completion
-    mask: Any  # f32[N,S] all zero on a padding row
-    old_logp: Any  # f32[N,S] behaviour policy, trained context, the trainer's numerics
+    prompt: Any  # i32[N,P] the prompt that the learner sees
+    prompt_length: Any  # i32[N]
+    tokens: Any  # i32[N,T] completions
+    length: Any  # i32[N] tokens of the completion
+    mask: Any  # f32[N,T] all zero on a padding row
+    old_logp: Any  # f32[N,T] behaviour policy, trained context, the trainer's numerics
     reward: Any  # f32[N]
     correct: Any  # f32[N] 1 where the verifier said correct
     group: Any  # i32[N] prompt slot; rows of a group are compared with one another
     kind: Any  # i32[N]
     stopped: Any  # f32[N] 1 where a stop token ended the row within the limit
     valid: Any  # f32[N] 0 on padding rows
-    sampler_logp: Any = None  # f32[N,S] NaN where the sampler saw another context; host only
-    ref_logp: Any = None  # f32[N,S] only when a penalty asks for it
+    sampler_logp: Any = None  # f32[N,T] NaN where the sampler saw another context; host only
+    ref_logp: Any = None  # f32[N,T] only when a penalty asks for it
 
 
 @struct.dataclass
 class Scores:
-    """Constants of the loss, computed once on whole groups: advantage and weight f32[N,S]."""
+    """Constants of the loss, computed once on whole groups: advantage and weight f32[N,T]."""
 
     advantage: Any
     weight: Any
@@ -179,7 +240,7 @@ class Scores:
 
 @struct.dataclass
 class TokenStats:
-    """The current policy on the batch: logp f32[n,S], entropy f32[n,S]; 0 where mask is 0."""
+    """The current policy on the batch: logp f32[n,T], entropy f32[n,T]; 0 on padding."""
 
     logp: Any
     entropy: Any

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from xrpo_jax.model import hf, params
+from xrpo_jax.model import export, params
 from xrpo_jax.model.config import ModelConfig
+from xrpo_jax.types import Conversation, text_of
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 CHARACTERS = "abcdefghijklmnop:\n.!?"
@@ -51,6 +52,11 @@ def encode(text: str) -> list[int]:
     return [VOCABULARY["<bos>"], *(VOCABULARY[character] for character in text)]
 
 
+def encode_prompt(prompt: Conversation) -> list[int]:
+    """As a run without a chat template does, for a conversation of one turn."""
+    return encode(text_of(prompt))
+
+
 def decode(tokens) -> str:
     """As the tokenizer below does."""
     return "".join((*SPECIAL, *CHARACTERS)[token] for token in tokens if token >= len(SPECIAL))
@@ -75,5 +81,5 @@ def save(path: str | pathlib.Path, model: ModelConfig = MODEL, seed: int = 0) ->
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(f"{folder}/tokenizer.json")
         pathlib.Path(folder, "tokenizer_config.json").write_text(json.dumps(settings))
-        hf.save(path, model, weights(model, seed), tokenizer_dir=folder)
+        export.save(path, model, weights(model, seed), tokenizer_dir=folder)
     return pathlib.Path(path)

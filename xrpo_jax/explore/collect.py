@@ -1,6 +1,6 @@
 """One step of exploration: rounds of requests, sampled and graded, then packed for the learner.
 
-Shapes: G prompt slots · N rollout rows · P prompt length · T new tokens · S row length.
+Shapes: G prompt slots · N rollout rows · P prompt length · T new tokens.
 """
 
 from __future__ import annotations
@@ -199,8 +199,10 @@ def pack(progress: Progress, slots: list[int], shape: Shape) -> Batch:
     rows = [(group, row) for group, slot in enumerate(slots) for row in progress.rollouts[slot]]
     if len(rows) > shape.rows:
         raise ValueError(f"the planner drew {len(rows)} rollouts; the step has {shape.rows} rows")
-    size, width = shape.rows, shape.row_length
+    size, width = shape.rows, shape.max_new_tokens
     batch = Batch(
+        prompt=np.zeros((size, shape.seeded_length), np.int32),
+        prompt_length=np.zeros(size, np.int32),
         tokens=np.zeros((size, width), np.int32),
         length=np.zeros(size, np.int32),
         mask=np.zeros((size, width), np.float32),
@@ -214,13 +216,13 @@ def pack(progress: Progress, slots: list[int], shape: Shape) -> Batch:
         sampler_logp=np.full((size, width), np.nan, np.float32),
     )
     for i, (group, row) in enumerate(rows):
-        start, stop = len(row.trained_prompt), len(row.trained_prompt) + len(row.tokens)
-        batch.tokens[i, :start] = row.trained_prompt
-        batch.tokens[i, start:stop] = row.tokens
-        batch.length[i] = stop
-        batch.mask[i, start:stop] = 1.0
+        batch.prompt[i, : len(row.trained_prompt)] = row.trained_prompt
+        batch.prompt_length[i] = len(row.trained_prompt)
+        batch.tokens[i, : len(row.tokens)] = row.tokens
+        batch.length[i] = len(row.tokens)
+        batch.mask[i, : len(row.tokens)] = 1.0
         if row.trained_prompt is row.sampled_prompt:
-            batch.sampler_logp[i, start:stop] = row.logp
+            batch.sampler_logp[i, : len(row.tokens)] = row.logp
         batch.reward[i] = row.reward
         batch.correct[i] = row.verdict.correct
         batch.group[i] = group

@@ -13,11 +13,21 @@ from collections.abc import Callable
 import numpy as np
 
 from xrpo_jax.explore.embed import ngrams, normalise
-from xrpo_jax.types import Context, Kind, Memory, Progress, Request, Rollout, Tools
+from xrpo_jax.types import (
+    Context,
+    Conversation,
+    Kind,
+    Memory,
+    Progress,
+    Request,
+    Rollout,
+    Tools,
+    Turn,
+    text_of,
+)
 
 KEEPS = ("newest", "shortest")
 LOSS_CONTEXTS = ("generation", "plain")
-SEPARATOR = "\n"  # between a solved neighbour and what follows it
 
 
 def _plain(request: Request, progress: Progress, tools: Tools) -> Context:
@@ -30,6 +40,7 @@ class NoSeed:
     """Every rollout is drawn under its plain prompt."""
 
     seeds = False
+    trains_seeded = False
 
     def init(self, max_new_tokens: int) -> Memory:
         return {}
@@ -65,6 +76,11 @@ class Exemplars:
     max_similarity: float = 0.95
     embed: Callable[[list[str]], np.ndarray] = ngrams
     seeds = True
+
+    @property
+    def trains_seeded(self) -> bool:
+        """Whether the learner sees exemplars."""
+        return self.loss_context == "generation"
 
     def __post_init__(self):
         for name, allowed in (("keep", KEEPS), ("loss_context", LOSS_CONTEXTS)):
@@ -140,7 +156,7 @@ class Exemplars:
         (places,) = np.nonzero(memory["prompt"] >= 0)
         if not len(places):
             return []
-        question = tools.task.prompt(prompt)
+        question = text_of(tools.task.prompt(prompt))
         texts, vectors = _embedded(
             self.embed, tools.task.prompt, memory["prompt"][places].tobytes()
         )
@@ -165,35 +181,41 @@ class Exemplars:
 @functools.lru_cache(maxsize=2)  # the corpus is the same for every request of a step
 def _embedded(embed: Callable, prompt_of: Callable, prompts: bytes) -> tuple[list[str], np.ndarray]:
     """Texts and embeddings of the corpus's prompts (i64 numbers as bytes)."""
-    texts = [prompt_of(int(prompt)) for prompt in np.frombuffer(prompts, np.int64)]
+    texts = [text_of(prompt_of(int(prompt))) for prompt in np.frombuffer(prompts, np.int64)]
     return texts, embed(texts)
 
 
-def _exemplar(place: int, memory: Memory, tools: Tools) -> tuple[str, str]:
+def _exemplar(place: int, memory: Memory, tools: Tools) -> tuple[Conversation, str]:
     completion = memory["tokens"][place, : memory["length"][place]]
     return tools.task.prompt(int(memory["prompt"][place])), tools.decode(completion)
 
 
-def _fit(exemplars: list[tuple[str, str]], question: str, tools: Tools) -> str:
-    """Exemplars, farthest first, then the question, within the prompt limit.
+def _fit(
+    exemplars: list[tuple[Conversation, str]], question: Conversation, tools: Tools
+) -> Conversation:
+    """Exemplars as earlier turns, farthest first, then the question, within the prompt limit.
 
-    The farthest goes first; the last one left is cut from its end.
+    The farthest is left out first; the last one left is cut from its end.
     """
 
-    def text(kept: list[tuple[str, str]]) -> str:
-        shown = [prompt + completion + SEPARATOR for prompt, completion in reversed(kept)]
-        return "".join(shown) + question
+    def seeded(kept: list[tuple[Conversation, str]]) -> Conversation:
+        system = tuple(turn for turn in question if turn.role == "system")
+        turns = []
+        for prompt, completion in reversed(kept):
+            turns += [turn for turn in prompt if turn.role != "system"]
+            turns.append(Turn(role="assistant", content=completion))
+        return (*system, *turns, *(turn for turn in question if turn.role != "system"))
 
-    def fits(kept: list[tuple[str, str]]) -> bool:
-        return len(tools.encode(text(kept))) <= tools.prompt_limit
+    def fits(kept: list[tuple[Conversation, str]]) -> bool:
+        return len(tools.encode(seeded(kept))) <= tools.prompt_limit
 
     while len(exemplars) > 1 and not fits(exemplars):
         exemplars = exemplars[:-1]
     if not exemplars or fits(exemplars):
-        return text(exemplars)
+        return seeded(exemplars)
     prompt, completion = exemplars[0]
     low, high = 0, len(completion)  # the longest beginning that fits
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits([(prompt, completion[:middle])]) else (low, middle - 1)
-    return text([(prompt, completion[:low])]) if low else question
+    return seeded([(prompt, completion[:low])]) if low else question

@@ -1,10 +1,12 @@
 """The learner's step: log-probs of the old policy, scores of whole groups, optimizer updates.
 
-Rows are grouped into micro-batches of a fixed number of rows and one of a few lengths, so nothing
-recompiles whatever the batch holds. Every micro-batch is a `shard_map` over the mesh's `data` axis;
-their gradients add up because weights were fixed before (learn/weight.py).
+Rows with the same prompt share it: a micro-batch is a fixed number of prompts, each continued by
+`share` rows, and has one of a few prompt and completion lengths, so nothing recompiles whatever the
+batch holds. Every micro-batch is a `shard_map` over the mesh's `data` axis; their gradients add up
+because weights were fixed before (learn/weight.py).
 
-Shapes: N rows of the batch · n rows of a micro-batch · S tokens of a row.
+Shapes: N rows of the batch · b prompts and n = b x share rows of a micro-batch · P prompt length ·
+T completion tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +53,9 @@ class Schedule:
     minibatches: int
     epochs: int
     rows: int  # over all devices
-    lengths: tuple[int, ...]  # ascending; the last holds the longest row
+    share: int  # rows that continue one copy of their prompt
+    prompt_lengths: tuple[int, ...]  # ascending; the last holds the longest prompt
+    lengths: tuple[int, ...]  # of completions, ascending; the last holds the longest
     groups: int  # prompts of a step
 
 
@@ -58,7 +63,7 @@ class Schedule:
 class Learner:
     """The learner's three entry points; batches are NumPy, parameters are on the devices."""
 
-    annotate: Callable  # (params, reference params or None, Batch) -> (Batch, entropy f32[N,S])
+    annotate: Callable  # (params, reference params or None, Batch) -> (Batch, entropy f32[N,T])
     update: Callable  # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics)
     warm_up: Callable  # (TrainState) -> jobs that compile everything a step can need
 
@@ -88,27 +93,28 @@ def make_learner(
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
         return jax.jit(mapped, **options)
 
-    def local_stats(params, tokens, length):
-        return token_stats(policy, params, tokens, length)
+    def local_stats(params, rows):
+        return token_stats(policy, params, *rows)
 
     def local_score(batch):
         groups = Groups(batch.group, batch.valid, schedule.groups, meshes.AXIS)
         return score(learn, batch, groups)
 
-    def local_accumulate(params, total, batch, scores, scale):
+    def local_accumulate(params, total, rows, batch, scores, scale):
         def scaled_loss(params):
-            stats = token_stats(policy, params, batch.tokens, batch.length)
+            # The parameters are the same on all devices, so their gradient is summed over them.
+            params = jax.lax.pcast(params, meshes.AXIS, to="varying")
+            stats = token_stats(policy, params, *rows)
             value, sums = loss(learn, stats, batch, scores)
-            return value * scale, sums
+            return jax.lax.psum(value, meshes.AXIS) * scale, sums
 
-        # The parameters are the same on all devices, so their gradient is summed over them.
         gradient, sums = jax.grad(scaled_loss, has_aux=True)(params)
         sums = jax.lax.psum(sums, meshes.AXIS)
         return jax.tree.map(jnp.add, total, (gradient, sums))
 
-    stats_of = sharded(local_stats, (ALL, ROWS, ROWS), ROWS)
+    stats_of = sharded(local_stats, (ALL, ROWS), ROWS)
     score_of = sharded(local_score, (ROWS,), ROWS)
-    accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ALL), ALL, donate_argnums=1)
+    accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ROWS, ALL), ALL, donate_argnums=1)
 
     # Placed as `accumulate` returns them, or it would compile again for its own result.
     @functools.partial(jax.jit, out_shardings=meshes.everywhere(mesh))
@@ -129,18 +135,18 @@ def make_learner(
         return jax.device_put(tree, where(mesh))
 
     def annotate(params: Params, reference: Params | None, batch: Batch):
-        """The batch with `old_logp` (and `ref_logp`), and the policy's entropy f32[N,S]."""
+        """The batch with `old_logp` (and `ref_logp`), and the policy's entropy f32[N,T]."""
         old, entropy = np.zeros_like(batch.old_logp), np.zeros_like(batch.old_logp)
         ref = None if reference is None else np.zeros_like(batch.old_logp)
-        for rows, width in micro_batches(np.flatnonzero(batch.valid), batch.length, schedule):
-            tokens = put(_take(batch.tokens, rows, schedule.rows, width), meshes.rows)
-            length = put(_take(batch.length, rows, schedule.rows), meshes.rows)
-            stats = jax.device_get(stats_of(params, tokens, length))
-            old[rows, :width] = stats.logp[: len(rows)]
-            entropy[rows, :width] = stats.entropy[: len(rows)]
+        for part in micro_batches(batch, np.flatnonzero(batch.valid), schedule):
+            filled = part.rows >= 0
+            rows, width = part.rows[filled], part.width
+            inputs = put(model_inputs(batch, part), meshes.rows)
+            stats = jax.device_get(stats_of(params, inputs))
+            old[rows, :width] = stats.logp[filled]
+            entropy[rows, :width] = stats.entropy[filled]
             if ref is not None:
-                stats = jax.device_get(stats_of(reference, tokens, length))
-                ref[rows, :width] = stats.logp[: len(rows)]
+                ref[rows, :width] = jax.device_get(stats_of(reference, inputs)).logp[filled]
         trained = batch.mask
         ref = None if ref is None else ref * trained
         return batch.replace(old_logp=old * trained, ref_logp=ref), entropy * trained
@@ -148,9 +154,10 @@ def make_learner(
     def update(state: TrainState, batch: Batch, seed: int, step: int, clock: Clock | None = None):
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
-        batch = batch.replace(sampler_logp=None)
+        # The losses are about completions: only the model sees prompts.
+        without_prompts = batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
         with clock("score"):
-            scores = jax.device_get(score_of(put(batch, meshes.rows)))
+            scores = jax.device_get(score_of(put(without_prompts, meshes.rows)))
         draw = rng.host(seed, step, "minibatch")
         scale = put(np.float32(schedule.minibatches), meshes.everywhere)
         totals = dict.fromkeys(SUMS, 0.0)
@@ -163,21 +170,13 @@ def make_learner(
                 if not np.any(scores.weight[minibatch]):
                     continue  # nothing to learn from: momentum shall not move anything either
                 total = zeros(state.params)
-                for rows, width in micro_batches(minibatch, batch.length, schedule):
-                    part, weights = (
-                        jax.tree.map(
-                            lambda leaf, rows=rows, width=width: _take(
-                                leaf, rows, schedule.rows, width if leaf.ndim > 1 else None
-                            ),
-                            tree,
-                        )
-                        for tree in (batch, scores)
-                    )
+                for part in micro_batches(batch, minibatch, schedule):
                     total = accumulate(
                         state.params,
                         total,
-                        put(part, meshes.rows),
-                        put(weights, meshes.rows),
+                        put(model_inputs(batch, part), meshes.rows),
+                        put(_take(without_prompts, part), meshes.rows),
+                        put(_take(scores, part), meshes.rows),
                         scale,
                     )
                 gradient, sums = total
@@ -188,25 +187,33 @@ def make_learner(
         return state, _metrics(totals, norms, scores, schedule.epochs)
 
     def warm_up(state: TrainState) -> list[Callable]:
-        def micro_batch(width: int) -> tuple:
-            batch = _empty(schedule.rows, width, learn.needs_reference)
+        def inputs(prompt_width: int, width: int) -> tuple:
+            batch = _empty(schedule.rows, prompt_width, width, learn.needs_reference)
+            part = MicroBatch(
+                rows=np.arange(schedule.rows),
+                share=schedule.share,
+                prompt_width=prompt_width,
+                width=width,
+            )
             scores = Scores(advantage=batch.mask, weight=batch.mask)
-            return put(batch, meshes.rows), put(scores, meshes.rows)
+            rows = put(model_inputs(batch, part), meshes.rows)
+            batch = batch.replace(prompt=None, prompt_length=None)
+            return rows, put(batch, meshes.rows), put(scores, meshes.rows)
 
-        def annotating(width: int) -> None:
-            batch, _ = micro_batch(width)
-            jax.block_until_ready(stats_of(state.params, batch.tokens, batch.length))
+        def annotating(*widths: int) -> None:
+            jax.block_until_ready(stats_of(state.params, inputs(*widths)[0]))
 
-        def accumulating(width: int) -> None:
+        def accumulating(*widths: int) -> None:
             scale = put(np.float32(1.0), meshes.everywhere)
-            total = accumulate(state.params, zeros(state.params), *micro_batch(width), scale)
+            total = accumulate(state.params, zeros(state.params), *inputs(*widths), scale)
             jax.block_until_ready(total)
 
         def applying() -> None:
             jax.block_until_ready(apply(state, zeros(state.params)[0]))
 
         each = [
-            functools.partial(job, width)
+            functools.partial(job, prompt_width, width)
+            for prompt_width in schedule.prompt_lengths
             for width in schedule.lengths
             for job in (accumulating, annotating)
         ]
@@ -215,39 +222,91 @@ def make_learner(
     return Learner(annotate=annotate, update=update, warm_up=warm_up)
 
 
-def micro_batches(
-    rows: np.ndarray, length: np.ndarray, schedule: Schedule
-) -> list[tuple[np.ndarray, int]]:
-    """Cut `rows` (indices) into parts of at most `schedule.rows` that share a padded length.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows (indices, -1 = padding) in blocks that share a prompt, and the widths of both parts."""
 
-    Raises ValueError when a row is longer than all of them.
+    rows: np.ndarray
+    share: int
+    prompt_width: int
+    width: int
+
+
+def micro_batches(batch: Batch, rows: np.ndarray, schedule: Schedule) -> list[MicroBatch]:
+    """Cut `rows` (indices) into micro-batches of blocks of `schedule.share` rows of one prompt.
+
+    Raises ValueError when a prompt or completion is longer than all of the schedule's lengths.
     """
-    longest = int(np.max(length[rows], initial=0))
-    if longest > schedule.lengths[-1]:
-        raise ValueError(
-            f"a row of {longest} tokens; micro-batches hold at most {schedule.lengths[-1]}"
-        )
-    bucket = np.searchsorted(schedule.lengths, length[rows])
+    widths = []
+    for name, length, allowed in (
+        ("prompt", batch.prompt_length, schedule.prompt_lengths),
+        ("completion", batch.length, schedule.lengths),
+    ):
+        longest = int(np.max(length[rows], initial=0))
+        if longest > allowed[-1]:
+            raise ValueError(
+                f"a {name} of {longest} tokens; micro-batches hold at most {allowed[-1]}"
+            )
+        widths.append(np.searchsorted(allowed, length[rows]))
+    alike: dict[tuple, list[int]] = {}  # (widths, prompt) -> rows
+    for row, prompt_place, place in zip(rows.tolist(), *widths, strict=True):
+        prompt = batch.prompt[row, : batch.prompt_length[row]].tobytes()
+        alike.setdefault((prompt_place, place, prompt), []).append(row)
+    blocks: dict[tuple, list[np.ndarray]] = {}  # widths -> blocks
+    for (prompt_place, place, _), members in alike.items():
+        for start in range(0, len(members), schedule.share):
+            block = np.full(schedule.share, -1)
+            block[: len(members) - start] = members[start : start + schedule.share]
+            blocks.setdefault((prompt_place, place), []).append(block)
     parts = []
-    for place, width in enumerate(schedule.lengths):
-        members = rows[bucket == place]
-        for start in range(0, len(members), schedule.rows):
-            parts.append((members[start : start + schedule.rows], width))
+    at_once = schedule.rows // schedule.share
+    for (prompt_place, place), found in sorted(blocks.items(), key=lambda item: item[0]):
+        for start in range(0, len(found), at_once):
+            chosen = np.full((at_once, schedule.share), -1)
+            chosen[: len(found) - start] = found[start : start + at_once]
+            parts.append(
+                MicroBatch(
+                    rows=chosen.reshape(-1),
+                    share=schedule.share,
+                    prompt_width=schedule.prompt_lengths[prompt_place],
+                    width=schedule.lengths[place],
+                )
+            )
     return parts
 
 
-def _take(leaf: np.ndarray, rows: np.ndarray, size: int, width: int | None = None) -> np.ndarray:
-    """`leaf[rows]`, cut to `width` columns and padded with zero rows to `size`."""
-    out = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
-    out[: len(rows)] = leaf[rows]
-    return out if width is None else out[:, :width]
+def model_inputs(batch: Batch, part: MicroBatch) -> tuple[np.ndarray, ...]:
+    """What `token_stats` reads: prompts i32[b,P] and their lengths, rows i32[n,T] and theirs."""
+    first = part.rows[:: part.share]  # a block's first row is real if any is
+    return (
+        _rows_of(batch.prompt, first)[:, : part.prompt_width],
+        _rows_of(batch.prompt_length, first),
+        _rows_of(batch.tokens, part.rows)[:, : part.width],
+        _rows_of(batch.length, part.rows),
+    )
 
 
-def _empty(size: int, width: int, reference: bool) -> Batch:
+def _take(tree: Any, part: MicroBatch) -> Any:
+    """The micro-batch's rows of every array, cut to its width."""
+    return jax.tree.map(
+        lambda leaf: _rows_of(leaf, part.rows)[(slice(None), slice(part.width))[: leaf.ndim]], tree
+    )
+
+
+def _rows_of(leaf: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """`leaf[rows]`, zero where a row is -1."""
+    out = leaf[np.maximum(rows, 0)]
+    out[rows < 0] = 0
+    return out
+
+
+def _empty(size: int, prompt_width: int, width: int, reference: bool) -> Batch:
     """A micro-batch of padding rows."""
     wide = np.zeros((size, width), np.float32)
     flat, count = np.zeros(size, np.float32), np.zeros(size, np.int32)
     return Batch(
+        prompt=np.zeros((size, prompt_width), np.int32),
+        prompt_length=count,
         tokens=wide.astype(np.int32),
         length=count,
         mask=wide,

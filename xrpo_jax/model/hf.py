@@ -1,47 +1,28 @@
-"""Hugging Face checkpoints to parameters and back, through one table checked from both sides."""
+"""Hugging Face checkpoints to parameters, through one table of names checked from both sides."""
 
 import dataclasses
-import json
 import math
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
-import jax.numpy as jnp
-import ml_dtypes
+import jax
 import numpy as np
 from flax import traverse_util
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from xrpo_jax.model import files, gguf
 from xrpo_jax.model.config import ModelConfig
+from xrpo_jax.model.files import CONFIG, Stored
 from xrpo_jax.model.params import declare
-from xrpo_jax.tokenizer import VOCABULARIES
+from xrpo_jax.model.source import Source
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
-_WRITTEN_BY = {"format": "pt", "written_by": "xrpo_jax"}  # marks a folder as ours to replace
-_SAVED_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-_READ_DTYPES = ("F32", "F16", "BF16")
-_HEAD = "lm_head.weight"
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Our name -> (Hugging Face's name, how many leading axes are inputs). Torch stores a linear map
 # as [out, in], so those are transposed; 0 marks a vector and None a tensor that is kept as it is.
 _TOP = {
-    "embed": ("model.embed_tokens.weight", None),
+    "embed": (EMBED, None),
     "final_norm": ("model.norm.weight", 0),
-    "head": (_HEAD, 1),
+    "head": (HEAD, 1),
 }
 _LAYER = {
     "attention_norm": ("input_layernorm.weight", 0),
@@ -96,180 +77,97 @@ def table(config: ModelConfig) -> dict[str, Place]:
     return places
 
 
-def load(path: str | os.PathLike, dtype=jnp.float32) -> tuple[ModelConfig, dict]:
-    """Reads config.json and the safetensors (one file or shards with an index) of a directory.
+def config_of(source: Source | str | os.PathLike) -> ModelConfig:
+    """Reads the architecture of a model without its weights; the errors are those of `load`."""
+    source = _source(source)
+    raw = files.read_json(source.folder / CONFIG)
+    try:
+        return ModelConfig.from_hf(raw)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source.gguf or source.folder / CONFIG}: {error}") from error
 
-    The parameters are cast to `dtype`. Raises FileNotFoundError naming a missing file, ValueError
-    naming tensors that are unknown, missing, stored twice, of a wrong shape or of another dtype
-    than float32, float16 and bfloat16.
+
+def load(
+    source: Source | str | os.PathLike, sharding: jax.sharding.Sharding | None = None
+) -> tuple[ModelConfig, dict]:
+    """Reads a model (a directory, or what `source.find` returned) into float32 parameters.
+
+    Every parameter is placed with `sharding` (None: the default device) before the next is read.
+    Raises FileNotFoundError naming a missing file, ValueError naming a damaged one or the tensors
+    that are unknown, missing, stored twice, of a wrong shape or of a dtype that is not read; all
+    of it before any weight is read.
     """
-    folder = Path(path)
-    config = ModelConfig.from_hf(json.loads(_existing(folder / CONFIG).read_text()))
+    source = _source(source)
+    config = config_of(source)
+    stored = gguf.tensors(source.gguf) if source.gguf else files.safetensors(source.folder)
+    # Derived from the config; old exports still carry it.
+    stored = {k: v for k, v in stored.items() if not k.endswith("rotary_emb.inv_freq")}
     places = table(config)
-    flat = {
-        path: np.empty(param.shape, np.float32)
-        for path, param in traverse_util.flatten_dict(declare(config)).items()
-    }
-    seen: dict[str, str] = {}
-    unknown, spare_head = [], None
-    for file in _weight_files(folder):
-        with _open(file) as tensors:
-            for name in tensors.keys():  # not a dict: it has no __iter__
-                if name in seen:
-                    raise ValueError(f"{name} is stored twice, in {seen[name]} and {file.name}")
-                seen[name] = file.name
-                if name.endswith("rotary_emb.inv_freq"):
-                    continue  # derived from the config; old exports still carry it
-                if name == _HEAD and config.tie_word_embeddings:
-                    spare_head = _read(tensors, name)
-                elif name not in places:
-                    unknown.append(name)
-                else:
-                    place = places[name]
-                    target = flat[place.path]
-                    value = _from_hf(name, _read(tensors, name), place)
-                    target[... if place.layer is None else place.layer] = value
-    missing = [name for name in places if name not in seen]
+    spare_head = stored.pop(HEAD, None) if config.tie_word_embeddings else None
+    _check(source, config, stored, places)
+
+    declared = traverse_util.flatten_dict(declare(config))
+    flat = {}
+    # The largest first: while one is read, its temporary copies come on top of those before it.
+    for path in sorted(declared, key=lambda path: -math.prod(declared[path].shape)):
+        value = _stack(declared[path].shape, path, stored, places)
+        if spare_head is not None and path == ("embed",):
+            _check_spare_head(source, value, spare_head)
+        flat[path] = jax.block_until_ready(jax.device_put(value, sharding))
+        del value  # else it would still be there while the next one is allocated
+    return config, traverse_util.unflatten_dict({path: flat[path] for path in declared})
+
+
+def _source(source: Source | str | os.PathLike) -> Source:
+    return source if isinstance(source, Source) else Source(folder=Path(source), gguf=None)
+
+
+def _check(
+    source: Source, config: ModelConfig, stored: dict[str, Stored], places: dict[str, Place]
+) -> None:
+    unknown = [name for name in stored if name not in places]
+    missing = [name for name in places if name not in stored]
     if unknown or missing:
         raise ValueError(
-            f"{folder} does not hold a {config.family} of its own {CONFIG}: "
-            f"unknown tensors {_some(unknown)}, missing tensors {_some(missing)}"
+            f"{source.gguf or source.folder} does not hold a {config.family} of its own {CONFIG}: "
+            f"unknown tensors {_some(unknown)}, missing tensors {_some(missing)}; download it "
+            "again, or correct the file that is wrong"
         )
-    if spare_head is not None and not np.array_equal(spare_head, flat["embed",]):
-        raise ValueError(
-            f"{_HEAD} differs from {_TOP['embed'][0]} although {CONFIG} has "
-            "tie_word_embeddings = true; set it to false to use both"
-        )
-    return config, traverse_util.unflatten_dict(
-        {path: jnp.asarray(value, dtype) for path, value in flat.items()}
-    )
-
-
-def save(
-    path: str | os.PathLike,
-    config: ModelConfig,
-    params: dict,
-    dtype: str = "float32",
-    tokenizer_dir: str | os.PathLike | None = None,
-) -> None:
-    """Writes a directory that transformers loads: config, weights and, if given, tokenizer files.
-
-    All or nothing: a sibling folder is written, then renamed. Raises FileExistsError when `path`
-    holds anything that an earlier `save` did not write, ValueError on an unknown dtype or on
-    parameters that do not fit the config.
-    """
-    if dtype not in _SAVED_DTYPES:
-        raise ValueError(f"dtype = {dtype!r} is not supported; allowed: {tuple(_SAVED_DTYPES)}")
-    folder = Path(path).absolute()
-    if not _replaceable(folder):
-        raise FileExistsError(
-            f"{folder} is not empty and was not written by this function; remove it or choose "
-            "another path"
-        )
-    flat = traverse_util.flatten_dict(params)
-    _check_params(config, flat)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        fresh.chmod(0o755)  # mkdtemp makes it private, which an export is not meant to be
-        raw = {**config.to_hf(), "torch_dtype": dtype}
-        (fresh / CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
-        tensors = {
-            name: _to_hf(flat[place.path], place, _SAVED_DTYPES[dtype])
-            for name, place in table(config).items()
-        }
-        save_file(tensors, fresh / WEIGHTS, metadata=_WRITTEN_BY)
-        os.chmod(fresh / WEIGHTS, 0o644)  # safetensors leaves it readable by its owner alone
-        if tokenizer_dir is not None:
-            _copy_tokenizer(Path(tokenizer_dir), fresh)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            folder.rename(old / folder.name)  # kept until the new one is in its place
-            fresh.rename(folder)
-            shutil.rmtree(old)
-        else:
-            fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _existing(file: Path) -> Path:
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing; a model directory needs {CONFIG} and either {WEIGHTS} or {INDEX} "
-            "with the shards it lists"
-        )
-    return file
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
-        return [_existing(folder / WEIGHTS)]
-    shards = json.loads((folder / INDEX).read_text())["weight_map"].values()
-    return [_existing(folder / shard) for shard in sorted(set(shards))]
-
-
-def _open(file: Path):
-    try:
-        return safe_open(file, framework="np")
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
-
-
-def _read(tensors, name: str) -> np.ndarray:
-    stored = tensors.get_slice(name).get_dtype()
-    if stored not in _READ_DTYPES:
-        raise ValueError(f"{name} has dtype {stored}; allowed: {_READ_DTYPES}")
-    return tensors.get_tensor(name).astype(np.float32)
-
-
-def _from_hf(name: str, tensor: np.ndarray, place: Place) -> np.ndarray:
-    if tensor.shape != place.hf_shape:
-        raise ValueError(f"{name} has shape {tensor.shape}; the config asks for {place.hf_shape}")
-    return (tensor.T if place.inputs else tensor).reshape(place.shape)
-
-
-def _to_hf(stacked, place: Place, dtype: np.dtype) -> np.ndarray:
-    tensor = np.asarray(stacked if place.layer is None else stacked[place.layer])
-    if place.inputs:
-        tensor = tensor.reshape(place.hf_shape[::-1]).T
-    # Contiguous, because save_file writes the memory as it lies and ignores strides.
-    return np.ascontiguousarray(tensor.reshape(place.hf_shape).astype(dtype))
-
-
-def _check_params(config: ModelConfig, flat: dict) -> None:
-    declared = traverse_util.flatten_dict(declare(config))
-    if flat.keys() != declared.keys():
-        strange = sorted("/".join(path) for path in flat.keys() ^ declared.keys())
-        raise ValueError(f"the parameters do not fit the config: missing or unknown {strange}")
-    for path, param in declared.items():
-        if flat[path].shape != param.shape:
+    for name, tensor in stored.items():
+        if tensor.shape != places[name].hf_shape:
             raise ValueError(
-                f"{'/'.join(path)} has shape {flat[path].shape}; the config asks for {param.shape}"
+                f"{name} has shape {tensor.shape} in {tensor.file}; the config asks for "
+                f"{places[name].hf_shape}: weights and {CONFIG} must be of one model"
+            )
+        if tensor.dtype not in files.READ_DTYPES:
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype} in {tensor.file}; allowed: {files.READ_DTYPES} "
+                "(use the model as it was before it was quantized)"
             )
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether nothing is lost: absent, empty, or holding only files of an earlier `save`."""
-    if not folder.exists():
-        return True
-    if not folder.is_dir():
-        return False
-    names = {entry.name for entry in folder.iterdir()}
-    if not names:
-        return True
-    if WEIGHTS not in names or not names <= {CONFIG, WEIGHTS, *TOKENIZER_FILES}:
-        return False
-    with _open(folder / WEIGHTS) as tensors:
-        return (tensors.metadata() or {}).get("written_by") == _WRITTEN_BY["written_by"]
+def _stack(
+    shape: tuple[int, ...],
+    path: tuple[str, ...],
+    stored: dict[str, Stored],
+    places: dict[str, Place],
+) -> np.ndarray:
+    """Returns one parameter, all layers of it, float32 in our layout."""
+    value = np.empty(shape, np.float32)
+    for name, place in places.items():
+        if place.path == path:
+            tensor = stored[name].read()
+            tensor = (tensor.T if place.inputs else tensor).reshape(place.shape)
+            value[... if place.layer is None else place.layer] = tensor
+    return value
 
 
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    present = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    if not set(present) & set(VOCABULARIES):
-        raise FileNotFoundError(f"{source} holds no tokenizer; needed is one of {VOCABULARIES}")
-    for name in present:
-        shutil.copyfile(source / name, target / name)
+def _check_spare_head(source: Source, embed: np.ndarray, head: Stored) -> None:
+    if not np.array_equal(head.read(), embed):
+        raise ValueError(
+            f"{HEAD} differs from {EMBED} although {source.folder / CONFIG} has "
+            "tie_word_embeddings = true; set it to false to use both"
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -6,7 +6,8 @@ V vocabulary. T is S in `forward` and `prefill` and 1 in `decode`.
 
 A token has a slot (its column, which orders causality) and a position (what RoPE rotates by); they
 are separate so that a row may be padded on either side. Parameters are float32 and are cast to
-`dtype` where they are used; norms, RoPE, softmax and logits are float32 whatever `dtype` is.
+`dtype` where they are used; sums within a product, norms, RoPE, softmax and logits are float32
+whatever `dtype` is, and so is the gradient of every parameter.
 Hidden states of invalid slots are finite and without meaning.
 """
 
@@ -48,13 +49,69 @@ def forward(
     return _trunk(params, config, tokens, positions, valid, dtype, remat=remat, keep=False)[0]
 
 
+def continued(
+    params: dict,
+    config: ModelConfig,
+    prompt: jax.Array,
+    prompt_length: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+    *,
+    dtype,
+    remat: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns `forward`'s hidden states of prompts [b,P,D] and of rows [N,T,D] that continue them.
+
+    Row n continues prompt n // (N / b): a prompt is computed once, its rows attend to it and not to
+    each other, exactly as if each row held its own copy. prompt is i32[b,P] and tokens i32[N,T],
+    real up to prompt_length i32[b] and length i32[N].
+    """
+    share = _share(prompt, tokens)
+    columns = jnp.arange(prompt.shape[1])
+    valid = columns[None, :] < prompt_length[:, None]
+    mask = (columns[:, None] >= columns[None, :])[None] & valid[:, None, :]
+    rotation = _rotation(config, jnp.broadcast_to(columns[None, :], prompt.shape))
+
+    steps = jnp.arange(tokens.shape[1])
+    start = jnp.repeat(prompt_length, share)
+    own = (steps[:, None] >= steps[None, :])[None] & (steps[None, :] < length[:, None])[:, None, :]
+    before = jnp.repeat(valid, share, axis=0)[:, None, :]
+    row_mask = jnp.concatenate(
+        [jnp.broadcast_to(before, (*own.shape[:2], before.shape[2])), own], axis=2
+    )
+    row_rotation = _rotation(config, start[:, None] + steps[None, :])
+
+    def body(carry, weights):
+        x, rows = carry
+        x, (keys, values) = _layer(
+            config, weights, x, rotation, mask, lambda key, value: (key, value)
+        )
+
+        def after(key, value):
+            return (
+                jnp.concatenate([jnp.repeat(keys, share, axis=0), key], axis=1),
+                jnp.concatenate([jnp.repeat(values, share, axis=0), value], axis=1),
+            )
+
+        rows, _ = _layer(config, weights, rows, row_rotation, row_mask, after)
+        return (x, rows), None
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=False)
+    start = (_embed(params, prompt, dtype), _embed(params, tokens, dtype))
+    (x, rows), _ = lax.scan(body, start, params["layers"])
+    scale, epsilon = params["final_norm"], config.rms_norm_eps
+    return _norm(x, scale, epsilon), _norm(rows, scale, epsilon)
+
+
 def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
     """Returns logits f32[...,V] of hidden states [...,D], multiplied in the dtype of `hidden`."""
+    lead = "nt"[: hidden.ndim - 1]
     if config.tie_word_embeddings:
-        head, spec = params["embed"], "...d,vd->...v"
+        head, spec = params["embed"], f"{lead}d,vd->{lead}v"
     else:
-        head, spec = params["head"], "...d,dv->...v"
-    return jnp.einsum(spec, hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        head, spec = params["head"], f"{lead}d,dv->{lead}v"
+    return _product(spec, jnp.float32, hidden, head)
 
 
 def prefill(
@@ -85,6 +142,24 @@ def prefill(
     return hidden, Cache(keys=unstack(keys), values=unstack(values))
 
 
+def for_decoding(params: dict, config: ModelConfig, dtype) -> dict:
+    """Returns params with a tuple of layers, all that is multiplied in `dtype`.
+
+    Made once before many calls of `decode`, which would else slice and cast every weight for every
+    token. Scales of norms stay float32.
+    """
+
+    def cast(path, leaf: jax.Array) -> jax.Array:
+        return leaf if path[-1].key.endswith("norm") else leaf.astype(dtype)
+
+    params = jax.tree_util.tree_map_with_path(cast, params)
+    layers = tuple(
+        jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
+        for layer in range(config.num_layers)
+    )
+    return params | {"layers": layers}
+
+
 def decode(
     params: dict,
     config: ModelConfig,
@@ -98,8 +173,8 @@ def decode(
 ) -> tuple[jax.Array, Cache]:
     """Returns hidden states dtype[N,D] of one more token a row, and the cache with it at `slot`.
 
-    token and position are i32[N], slot an i32 scalar shared by all rows, valid bool[N,C] with
-    `slot` itself marked by the caller.
+    `params` are those of `for_decoding`. token and position are i32[N], slot an i32 scalar shared
+    by all rows, valid bool[N,C] with `slot` itself marked by the caller.
     """
     _check(token, position, 1)
     if valid.shape != cache.keys[0].shape[:2]:
@@ -116,7 +191,7 @@ def decode(
                 lax.dynamic_update_slice_in_dim(cache.values[layer], value, slot, axis=1),
             )
 
-        weights = jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
+        weights = params["layers"][layer]
         x, (key, value) = _layer(config, weights, x, rotation, valid[:, None, :], store)
         keys.append(key)
         values.append(value)
@@ -157,10 +232,12 @@ def _layer(
     bool[N,T,C]. Returns x and what `store` gave.
     """
     dtype = x.dtype
-    dot = functools.partial(jnp.einsum, preferred_element_type=dtype)
+
+    def dot(spec: str, left: jax.Array, name: str) -> jax.Array:
+        return _product(spec, dtype, left, weights[name])
 
     def heads(name: str) -> jax.Array:
-        out = dot("ntd,dhe->nthe", normed, weights[name].astype(dtype))
+        out = dot("ntd,dhe->nthe", normed, name)
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(dtype)[None, None]
         if f"{name}_norm" in weights:
@@ -171,15 +248,14 @@ def _layer(
     query = _rotate(heads("query"), rotation)
     keys, values = store(_rotate(heads("key"), rotation), heads("value"))
     attended = _attend(query, keys, values, mask)
-    out = dot("nthe,hed->ntd", attended, weights["output"].astype(dtype))
+    out = dot("nthe,hed->ntd", attended, "output")
     if "output_bias" in weights:
         out = out + weights["output_bias"].astype(dtype)[None, None]
     x = x + out
 
     normed = _norm(x, weights["mlp_norm"], config.rms_norm_eps)
-    gate = dot("ntd,df->ntf", normed, weights["gate"].astype(dtype))
-    up = dot("ntd,df->ntf", normed, weights["up"].astype(dtype))
-    x = x + dot("ntf,fd->ntd", jax.nn.silu(gate) * up, weights["down"].astype(dtype))
+    gate, up = dot("ntd,df->ntf", normed, "gate"), dot("ntd,df->ntf", normed, "up")
+    x = x + dot("ntf,fd->ntd", jax.nn.silu(gate) * up, "down")
     return x, (keys, values)
 
 
@@ -187,13 +263,47 @@ def _attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Arra
     """Returns attention [N,T,H,E] of query [N,T,H,E] over keys and values [N,C,K,E]."""
     rows, steps, heads, size = query.shape
     grouped = query.reshape(rows, steps, keys.shape[2], heads // keys.shape[2], size)
-    scores = jnp.einsum("ntkre,ncke->nkrtc", grouped, keys, preferred_element_type=jnp.float32)
+    scores = _product("ntkre,ncke->nkrtc", jnp.float32, grouped, keys)
     # A finite floor, not -inf: a slot that may attend to nothing then averages, without NaN.
     floor = jnp.finfo(jnp.float32).min
     scores = jnp.where(mask[:, None, None], scores * size**-0.5, floor)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = jnp.einsum("nkrtc,ncke->ntkre", weights, values, preferred_element_type=values.dtype)
+    out = _product("nkrtc,ncke->ntkre", values.dtype, weights, values)
     return out.reshape(query.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(spec: str, dtype, left: jax.Array, right: jax.Array) -> jax.Array:
+    """einsum of left and right in the dtype of left, summed in float32, returned in `dtype`.
+
+    A rule of its own for the gradient: JAX's would multiply float32 cotangents with low-precision
+    operands, which no machine has a fast path for, and would round a parameter's gradient to the
+    dtype that it was cast to. Every letter of `spec` stands in two of its three parts. Within a
+    shard_map both must vary over the same axes (`lax.pcast` the parameters, once, at its head).
+    """
+    right = right.astype(left.dtype)
+    return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32).astype(dtype)
+
+
+def _product_forward(spec, dtype, left, right):
+    return _product(spec, dtype, left, right), (left, right)
+
+
+def _product_backward(spec, dtype, operands, cotangent):
+    left, right = operands
+    one, other, out = spec.replace("->", ",").split(",")
+    cotangent = cotangent.astype(left.dtype)
+
+    def pulled(spec: str, first: jax.Array, second: jax.Array, dtype) -> jax.Array:
+        return jnp.einsum(spec, first, second, preferred_element_type=jnp.float32).astype(dtype)
+
+    return (
+        pulled(f"{out},{other}->{one}", cotangent, right.astype(left.dtype), left.dtype),
+        pulled(f"{one},{out}->{other}", left, cotangent, right.dtype),
+    )
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def _embed(params: dict, tokens: jax.Array, dtype) -> jax.Array:
@@ -239,6 +349,13 @@ def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
         [first * cosine - second * sine, second * cosine + first * sine], axis=-1
     )
     return rotated.astype(x.dtype)
+
+
+def _share(prompt: jax.Array, tokens: jax.Array) -> int:
+    """How many rows continue each prompt."""
+    if prompt.ndim != 2 or tokens.ndim != 2 or tokens.shape[0] % prompt.shape[0]:
+        raise ValueError(f"rows {tokens.shape} do not continue prompts {prompt.shape} evenly")
+    return tokens.shape[0] // prompt.shape[0]
 
 
 def _check(tokens: jax.Array, other: jax.Array, rank: int) -> None:

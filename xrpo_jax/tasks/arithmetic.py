@@ -22,7 +22,7 @@ import re
 import zlib
 from collections.abc import Callable
 
-from xrpo_jax.types import Verdict
+from xrpo_jax.types import Conversation, Verdict, question
 
 MODULUS = 100
 OPERATIONS = tuple(f"+{n}" for n in range(1, 10)) + ("x3", "x7", "x9")
@@ -170,9 +170,9 @@ class Arithmetic:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def prompt(self, i: int) -> str:
+    def prompt(self, i: int) -> Conversation:
         """The question, ending where the completion starts."""
-        return self.problems[i].prompt
+        return question(self.problems[i].prompt)
 
     def level(self, i: int) -> str:
         """easy, medium or hard."""

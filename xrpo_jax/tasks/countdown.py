@@ -13,7 +13,7 @@ import re
 import zlib
 from fractions import Fraction
 
-from xrpo_jax.types import Verdict
+from xrpo_jax.types import Conversation, Verdict, question
 
 LEVELS = ("easy", "medium", "hard")
 NUMBERS = {"easy": 2, "medium": 3, "hard": 4}  # how many are given
@@ -175,9 +175,9 @@ class Countdown:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def prompt(self, i: int) -> str:
+    def prompt(self, i: int) -> Conversation:
         """The question, ending where the completion starts."""
-        return self.problems[i].prompt
+        return question(self.problems[i].prompt)
 
     def level(self, i: int) -> str:
         """easy, medium or hard: two, three or four numbers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from xrpo_jax.types import Verdict
+from xrpo_jax.types import Conversation, Verdict, question
 
 LETTERS = "abcdefghijklmnop"
 LEVELS = ("easy", "hard")
@@ -25,8 +25,8 @@ class Letters:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def prompt(self, i: int) -> str:
-        return f"{self.questions[i]}:"
+    def prompt(self, i: int) -> Conversation:
+        return question(f"{self.questions[i]}:")
 
     def level(self, i: int) -> str:
         return LEVELS[i % 2]

@@ -1,0 +1,82 @@
+"""Which of a task's prompts a run uses: those that fit, and held-out ones not trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from xrpo_jax.types import Conversation, Task, Verdict, text_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subset:
+    """The prompts `places` of a task, numbered anew."""
+
+    task: Task
+    places: tuple[int, ...]
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        return self.task.levels
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def prompt(self, i: int) -> Conversation:
+        return self.task.prompt(self.places[i])
+
+    def level(self, i: int) -> str:
+        return self.task.level(self.places[i])
+
+    def rewards(self, i: int, completion: str) -> Verdict:
+        return self.task.rewards(self.places[i], completion)
+
+    def answer(self, i: int, completion: str) -> str | None:
+        return self.task.answer(self.places[i], completion)
+
+
+def without(task: Task, places: np.ndarray) -> Task:
+    """The task without the prompts `places`; the task itself when there are none."""
+    if not len(places):
+        return task
+    left = np.setdiff1d(np.arange(len(task)), places)
+    return Subset(task=task, places=tuple(left.tolist()))
+
+
+def overlap(task: Task, held_out: Task) -> np.ndarray:
+    """Places i[n] of the held-out prompts whose text, up to case and spaces, is trained on."""
+    trained = {_normal(task.prompt(i)) for i in range(len(task))}
+    return np.array(
+        [i for i in range(len(held_out)) if _normal(held_out.prompt(i)) in trained], np.int64
+    )
+
+
+def _normal(prompt: Conversation) -> str:
+    return " ".join(text_of(prompt).lower().split())
+
+
+def fitting(
+    task: Task, encode: Callable[[Conversation], list[int]], limit: int, overlong: str
+) -> Task:
+    """The task without prompts of more than `limit` tokens (`overlong` drop), or itself.
+
+    Raises ValueError naming the longest and its length when such prompts are to be refused, when
+    none is left, and on a prompt without any token.
+    """
+    lengths = np.array([len(encode(task.prompt(i))) for i in range(len(task))])
+    if not lengths.all():
+        raise ValueError(
+            f"prompt {int(np.argmin(lengths))} of the task has no token; allowed: at least one"
+        )
+    (long,) = np.nonzero(lengths > limit)
+    if len(long) and (overlong == "refuse" or len(long) == len(task)):
+        longest = int(np.argmax(lengths))
+        raise ValueError(
+            f"rollout.prompt_length={limit}; {len(long)} of {len(task)} prompts are longer, the "
+            f"longest (prompt {longest}) has {lengths[longest]} tokens. Allowed: at least that, or "
+            "text.overlong=drop to leave them out"
+            + (" (which would leave none)" if len(long) == len(task) else "")
+        )
+    return without(task, long)

@@ -1,0 +1,219 @@
+r"""Questions with answers from files or from the Hugging Face Hub.
+
+    --config.task.name=files --config.task.path=train.jsonl --config.task.eval_path=test.jsonl
+
+Without `eval_path` a share of the questions is held out of `path` by a hash of their text, so that
+equal texts never stand on both sides. Formats: see data/adapters.py; `auto` goes by the columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+
+from xrpo_jax.data import grade
+from xrpo_jax.data.example import Example
+from xrpo_jax.data.load import FORMATS, Loaded, few_shot, load
+from xrpo_jax.data.read import read
+from xrpo_jax.tasks import countdown
+from xrpo_jax.types import Conversation, Turn, Verdict, text_of
+
+INSTRUCTIONS = {  # appended to a question; not to message lists, which have their own wording
+    "math": r"Please reason step by step, and put your final answer within \boxed{}.",
+    "choice": r"Please reason step by step, and put the letter of your choice within \boxed{}.",
+    "countdown": r"Please reason step by step, and put your final expression within \boxed{}.",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Files:
+    """The task: examples by index, each asked after the same solved ones (`shown`)."""
+
+    examples: tuple[Example, ...]
+    shown: Conversation = ()
+    levels: tuple[str, ...] = ()
+    notes: str = ""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def prompt(self, i: int) -> Conversation:
+        """The solved examples, if any, and the question."""
+        return self.shown + self.examples[i].prompt
+
+    def level(self, i: int) -> str:
+        """What the row says, such as MATH's `Level 5`, or the name of the layout."""
+        return self.examples[i].level
+
+    def describe(self) -> str:
+        """What was read, skipped and dropped, in a line."""
+        return self.notes
+
+    def answer(self, i: int, completion: str) -> str | None:
+        """The answer in the one spelling of all that are equal to it; None if there is none."""
+        example = self.examples[i]
+        if example.kind == "choice":
+            return grade.choice_answer(completion, example.letters)
+        if example.kind == "countdown":
+            return _countdown(example).answer(0, _expression(completion))
+        return grade.math_answer(completion)
+
+    def rewards(self, i: int, completion: str) -> Verdict:
+        """One for the right answer, else zero: wrong, or unparsed where none is found."""
+        example = self.examples[i]
+        if example.kind == "countdown":
+            return _countdown(example).rewards(0, _expression(completion))
+        found = self.answer(i, completion)
+        if found is None:
+            return Verdict(status="unparsed", score=0.0, reason="no final answer found")
+        gold = example.gold if example.kind == "choice" else grade.canonical(example.gold)
+        if grade.equal(gold, found):
+            return Verdict(status="correct", score=1.0)
+        return Verdict(status="wrong", score=0.0, reason=f"{found[:80]} is not {gold[:80]}")
+
+
+def _countdown(example: Example) -> countdown.Countdown:
+    numbers, target = tuple(example.gold["numbers"]), example.gold["target"]
+    problem = countdown.Problem(level=example.level, numbers=numbers, target=target, expression="")
+    return countdown.Countdown(problems=(problem,))
+
+
+def _expression(completion: str) -> str:
+    text = (grade.stated(completion) or "")[: 10 * countdown.MAX_CHARACTERS]
+    text = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
+    for sign, plain in (("\\times", "*"), ("\\cdot", "*"), ("×", "*"), ("÷", "/"), ("\\div", "/")):
+        text = text.replace(sign, plain)
+    return text.replace("−", "-").replace("\\left", "").replace("\\right", "").strip(" $")
+
+
+def make(
+    *,
+    split: str = "train",
+    size: int = 0,  # at most so many, spread evenly over the source; 0 = all
+    path: str = "",
+    eval_path: str = "",
+    format: str = "auto",
+    eval_format: str = "",  # "" = as `path`, with the same columns; else one of its own
+    prompt_key: str = "",  # columns named by hand
+    answer_key: str = "",
+    level_key: str = "",
+    instruction: str = "auto",  # appended to every question: "" for none, auto by kind of answer
+    shots: int = 0,  # solved examples of `path` before every question
+    held_out: float = 0.1,  # share of `path` for evaluation where there is no eval_path
+    on_bad_row: str = "refuse",  # or skip, and count
+    dedupe: bool = False,  # drop rows whose question came before
+    subset: str = "",  # of Hub data sets: configuration and split
+    hub_split: str = "train",
+    eval_subset: str = "",
+    eval_hub_split: str = "test",
+) -> Files:
+    """The rows of `path` for train, of `eval_path` (or held out of `path`) for test."""
+    if split not in ("train", "test"):
+        raise ValueError(f"split={split!r}; allowed: train, test")
+    if size < 0:
+        raise ValueError(f"size={size}; allowed: 0 (all) or more")
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out={held_out}; allowed: from 0 to below 1")
+    if eval_format not in ("", *FORMATS):
+        raise ValueError(
+            f"eval_format={eval_format!r}; allowed: {', '.join(FORMATS)}, or '' (as path)"
+        )
+    if not path and (split == "train" or not eval_path or shots):
+        raise ValueError(
+            "path=''; allowed: a file (.jsonl, .json, .csv, .parquet), a pattern such as "
+            "'data/*.parquet', or a data set of the Hugging Face Hub as owner/name"
+        )
+    common = {"on_bad_row": on_bad_row, "dedupe": dedupe}
+    layout = {
+        "format": format,
+        "prompt_key": prompt_key,
+        "answer_key": answer_key,
+        "level_key": level_key,
+    }
+    whole = None  # of `path`, read only where it is needed
+    if split == "train" or not eval_path or shots:
+        rows = read(path, subset=subset, hub_split=hub_split)
+        whole = _load(rows, "path", path, **layout, **common)
+    share = 0.0 if eval_path else held_out
+    pool = tuple(e for e in whole.examples if not _held(e, share)) if whole else ()
+    shown = few_shot(pool, shots)
+    if any(example.given or example.kind == "countdown" for example in shown):
+        raise ValueError(
+            f"shots={shots}; allowed: 0 for message lists and for countdown rows, which have no "
+            "worked solutions to show"
+        )
+    if split == "train":
+        chosen, source = pool, whole
+    elif eval_path:
+        rows = read(eval_path, subset=eval_subset, hub_split=eval_hub_split)
+        own = {"format": eval_format} if eval_format else layout
+        source = _load(rows, "eval_path", eval_path, **own, **common)
+        chosen = source.examples
+    else:
+        chosen, source = tuple(e for e in whole.examples if _held(e, share)), whole
+    asked = {_words(example.prompt) for example in shown}
+    chosen = tuple(e for e in chosen if _words(e.prompt) not in asked)
+    if not chosen:
+        raise ValueError(
+            f"held_out={held_out}: of {len(source.examples)} examples in {path!r} none is left for "
+            f"{split}; choose another share, name a task.eval_path, or lower task.shots"
+        )
+    where = eval_path if split == "test" and eval_path else path
+    notes = f"{split}: {where}: {source.describe()}; {len(chosen)} for {split}"
+    if size and size < len(chosen):
+        # Spread, not the first ones: files are often sorted by subject or difficulty.
+        chosen = tuple(chosen[i * len(chosen) // size] for i in range(size))
+        notes += f", {size} of them used"
+    told = tuple(turn for e in shown for turn in (*_told(e, instruction).prompt, _solution(e)))
+    return Files(
+        examples=tuple(_told(example, instruction) for example in chosen),
+        shown=told,
+        levels=tuple(sorted({example.level for example in chosen})),
+        notes=notes,
+    )
+
+
+def _load(rows, setting: str, value: str, **settings) -> Loaded:
+    try:
+        loaded = load(rows, f"{setting}={value!r}", **settings)
+    except ValueError as error:
+        # What read() says begins with the file's name.
+        text = str(error)
+        raise ValueError(f"{setting}={text}" if text[0] in "'\"" else text) from error
+    if loaded.examples[0].kind == "code":
+        raise ValueError(
+            f"{setting}={value!r}: {loaded.describe()}, whose answers are code; grading code needs "
+            "a sandboxed verifier, which this version does not have. Choose math, choice or "
+            "countdown data"
+        )
+    return loaded
+
+
+def _words(prompt: Conversation) -> str:
+    """What a prompt says, whatever its white space and capitals."""
+    return " ".join(text_of(prompt).lower().split())
+
+
+def _held(example: Example, share: float) -> bool:
+    digest = hashlib.blake2b(_words(example.prompt).encode(errors="replace"), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") < share * 2**64
+
+
+def _told(example: Example, instruction: str) -> Example:
+    """The example with the instruction at the end of its question."""
+    *before, last = example.prompt
+    if instruction == "auto":
+        instruction = "" if example.given else INSTRUCTIONS[example.kind]
+    if not instruction:
+        return example
+    turn = Turn(role="user", content=f"{last.content}\n{instruction}")
+    return dataclasses.replace(example, prompt=(*before, turn))
+
+
+def _solution(example: Example) -> Turn:
+    """The example's worked solution, ending as the instruction asks."""
+    text = example.solution
+    if grade.boxed(text) is None:
+        text = f"{text}\nThe answer is \\boxed{{{example.gold}}}.".strip()
+    return Turn(role="assistant", content=text)
