@@ -350,3 +350,18 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path):
         "1 repeated",
     ):
         assert words in task.describe()
+
+
+def test_several_sources_have_a_layout_and_a_level_each(tmp_path):
+    one = write(tmp_path / "one.jsonl", {"input": "1 + 1?", "target": 2.0}, {"input": "", "x": 1})
+    two = sums(tmp_path / "two.jsonl", 3)
+    task = files.make(path=f"{one}, {two}", held_out=0, on_bad_row="skip")
+    assert len(task) == 4 and task.levels == ("one", "two")
+    assert [task.level(i) for i in range(4)] == ["one", "two", "two", "two"]
+    assert "5 rows of layout mawps + plain, 1 malformed" in task.describe()
+    once = files.make(path=f"{one},{two}", held_out=0, on_bad_row="skip", dedupe=True)
+    assert len(once) == 3 and "1 repeated and dropped" in once.describe()
+    with pytest.raises(ValueError, match="path='.*three.jsonl': no such file"):
+        files.make(path=f"{two},{tmp_path}/three.jsonl")
+    awkward = sums(tmp_path / "a,b.jsonl", 2)
+    assert len(files.make(path=awkward, held_out=0)) == 2

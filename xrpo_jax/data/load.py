@@ -101,6 +101,23 @@ def load(
     return loaded
 
 
+def merge(parts: list[Loaded], *, dedupe: bool) -> Loaded:
+    """Several sources as one; with `dedupe`, what an earlier one asks is dropped."""
+    examples, seen, repeated = [], set(), sum(part.repeated for part in parts)
+    for part in parts:
+        kept = [one for one in part.examples if not (dedupe and one.prompt in seen)]
+        repeated += len(part.examples) - len(kept)
+        seen.update(one.prompt for one in kept)
+        examples += kept
+    return Loaded(
+        examples=tuple(examples),
+        layout=" + ".join(part.layout for part in parts),
+        rows=sum(part.rows for part in parts),
+        repeated=repeated,
+        skipped=tuple(reason for part in parts for reason in part.skipped),
+    )
+
+
 def few_shot(pool: tuple[Example, ...], shots: int) -> tuple[Example, ...]:
     """The first `shots` of `pool`, to be shown solved before a question; ValueError if too few."""
     if not 0 <= shots <= len(pool):

@@ -2,6 +2,7 @@ r"""Questions with answers from files or from the Hugging Face Hub.
 
     --config.task.name=files --config.task.path=train.jsonl --config.task.eval_path=test.jsonl
 
+Several sources are named with commas between them; each then is a level of its own.
 Without `eval_path` a share of the questions is held out of `path` by a hash of their text, so that
 equal texts never stand on both sides. Formats: see data/adapters.py; `auto` goes by the columns.
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import re
 
 from xrpo_jax.data import grade
 from xrpo_jax.data.example import Example
-from xrpo_jax.data.load import FORMATS, Loaded, few_shot, load
+from xrpo_jax.data.load import FORMATS, Loaded, few_shot, load, merge
 from xrpo_jax.data.read import read
 from xrpo_jax.tasks import countdown
 from xrpo_jax.types import Conversation, Turn, Verdict, text_of
@@ -133,8 +135,7 @@ def make(
     }
     whole = None  # of `path`, read only where it is needed
     if split == "train" or not eval_path or shots:
-        rows = read(path, subset=subset, hub_split=hub_split)
-        whole = _load(rows, "path", path, **layout, **common)
+        whole = _load("path", path, subset, hub_split, **layout, **common)
     share = 0.0 if eval_path else held_out
     pool = tuple(e for e in whole.examples if not _held(e, share)) if whole else ()
     shown = few_shot(pool, shots)
@@ -146,9 +147,8 @@ def make(
     if split == "train":
         chosen, source = pool, whole
     elif eval_path:
-        rows = read(eval_path, subset=eval_subset, hub_split=eval_hub_split)
         own = {"format": eval_format} if eval_format else layout
-        source = _load(rows, "eval_path", eval_path, **own, **common)
+        source = _load("eval_path", eval_path, eval_subset, eval_hub_split, **own, **common)
         chosen = source.examples
     else:
         chosen, source = tuple(e for e in whole.examples if _held(e, share)), whole
@@ -174,8 +174,25 @@ def make(
     )
 
 
-def _load(rows, setting: str, value: str, **settings) -> Loaded:
+def _load(setting: str, value: str, subset: str, hub_split: str, **settings) -> Loaded:
+    """All sources of a setting, by commas; of several each has a layout and is a level."""
+    sources = [source.strip() for source in value.split(",")]
+    if len(sources) == 1 or os.path.exists(value):
+        return _load_one(setting, value, subset, hub_split, **settings)
+    parts = []
+    for source in sources:
+        part = _load_one(setting, source, subset, hub_split, **settings)
+        level = os.path.basename(source).split(".")[0]
+        if not settings.get("level_key"):
+            named = tuple(dataclasses.replace(one, level=level) for one in part.examples)
+            part = dataclasses.replace(part, examples=named)
+        parts.append(part)
+    return merge(parts, dedupe=settings["dedupe"])
+
+
+def _load_one(setting: str, value: str, subset: str, hub_split: str, **settings) -> Loaded:
     try:
+        rows = read(value, subset=subset, hub_split=hub_split)
         loaded = load(rows, f"{setting}={value!r}", **settings)
     except ValueError as error:
         # What read() says begins with the file's name.

@@ -99,8 +99,11 @@ class Sums:
         if not found:
             return None
         number = found[-1].replace(",", "").replace("−", "-")
-        whole, _, fraction = number.partition(".")
-        return number if fraction.strip("0") else str(int(whole))
+        sign, digits = number[: number[0] == "-"], number.lstrip("-")
+        whole, _, fraction = digits.partition(".")
+        # As text: int() refuses thousands of digits.
+        digits = ".".join(part for part in (whole.lstrip("0") or "0", fraction.rstrip("0")) if part)
+        return digits if digits == "0" else sign + digits
 
     def rewards(self, i: int, completion: str) -> Verdict:
         """One when the last number said is the right one."""

@@ -1,0 +1,45 @@
+"""SmolLM2-135M-Instruct on word problems of grade-school level, from files.
+
+    bash scripts/fetch_smollm2.sh
+    python -m xrpo_jax.main --config=experiments/smollm2_word_problems.py:path/to/data \
+        --workdir=runs/smollm2-words
+
+The folder holds multiarith.jsonl, addsub.jsonl, asdiv.jsonl and gsm8k_train.jsonl (rows as
+published: MAWPS, ASDiv, GSM8K); a tenth of each is held out. Two cores of a Xeon: TIMES. EXPECT.
+"""
+
+import pathlib
+
+from xrpo_jax import config as settings
+
+FILES = ("multiarith.jsonl", "addsub.jsonl", "asdiv.jsonl", "gsm8k_train.jsonl")
+
+
+def get_config(folder: str = "data") -> settings.ConfigDict:
+    """Questions of four public sets, answered with a number."""
+    config = settings.default()
+    config.init_from = "checkpoints/SmolLM2-135M-Instruct"
+    config.task.name = "files"
+    config.task.path = ",".join(str(pathlib.Path(folder) / name) for name in FILES)
+    config.task.dedupe = True
+    config.task.instruction = "Answer with just the number."
+    config.text.overlong = "drop"  # long stories would make every step slow
+    config.model.dtype = "bfloat16"
+    config.model.remat = True
+    config.rollout.prompts = 8
+    config.rollout.group = 8
+    config.rollout.prompt_length = 112
+    config.rollout.seeded_length = 256
+    config.rollout.max_new_tokens = 12
+    config.rollout.slots = 16
+    config.train.micro_batch = 16
+    config.train.share = 8
+    config.train.lengths = (6,)
+    config.train.steps = 24
+    config.optimizer.learning_rate = 2e-5
+    config.eval.every = 12
+    config.eval.problems = 160
+    config.eval.samples = 1
+    config.checkpoint.every = 24
+    config.checkpoint.keep = 1
+    return config
