@@ -70,7 +70,14 @@ def _steps(value: float) -> str:
 
 def percent(values: list[float], signed: bool = False) -> str:
     mean, half = mean_interval(values)
-    return f"{100 * mean:{'+' if signed else ''}.1f} ± {100 * half:.1f}"
+    text = f"{100 * mean:{'+' if signed else ''}.1f}"
+    return text if np.isnan(half) else f"{text} ± {100 * half:.1f}"
+
+
+def levels(record: dict) -> list[str]:
+    """Names of held-out pass@1 by level, in the task's order: the last is the hardest."""
+    names = [name for name in record if name.startswith("eval/pass@1/")]
+    return [name for name in names if not name.endswith(("_low", "_high"))]
 
 
 def table(runs: dict, baseline: str, target: float) -> str:
@@ -82,11 +89,13 @@ def table(runs: dict, baseline: str, target: float) -> str:
     }
     some = next(r for seeds in complete.values() for r in seeds.values())
     passed = [name for name in some[-1] if re.fullmatch(r"eval/(pass|cons)@\d+", name)]
-    names = [*passed, "eval/pass@1/hard"]
-    heads = [name.removeprefix("eval/") for name in names]
-    compared = ("eval/pass@1", "eval/pass@1/hard")
-    heads += ["pass@1 over the run", "hard over the run"]
-    heads += [f"pass@1 against {baseline}", f"hard against {baseline}"]
+    by_level = levels(some[-1])
+    names = [*passed, *by_level]
+    heads = [name.removeprefix("eval/").removeprefix("pass@1/") for name in names]
+    compared = ("eval/pass@1", *by_level[-1:])
+    short = [name.rpartition("/")[2] for name in compared]
+    heads += [f"{name} over the run" for name in short]
+    heads += [f"{name} against {baseline}" for name in short]
     heads += [f"steps to {target:.0%}", "tokens", "s/step"]
     lines = ["| variant | seeds | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 2)]
     for variant, seeds in complete.items():
@@ -118,14 +127,17 @@ def table(runs: dict, baseline: str, target: float) -> str:
 
 
 def draw(runs: dict, path: pathlib.Path) -> None:
-    """Held-out pass@1, overall and on the hard level: mean over seeds and its range."""
+    """Held-out pass@1, overall and by level: mean over seeds and its range."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for axis, name in zip(axes, ("eval/pass@1", "eval/pass@1/hard"), strict=True):
+    some = next(records for seeds in runs.values() for records in seeds.values())
+    names = ["eval/pass@1", *levels(some[-1])]
+    size = (3.7 * len(names), 3.6)
+    figure, axes = pyplot.subplots(1, len(names), figsize=size, layout="constrained")
+    for axis, name in zip(axes, names, strict=True):
         for variant, seeds in runs.items():
             curves = [curve(records, name) for records in seeds.values()]
             shared = min(len(steps) for steps, _ in curves)

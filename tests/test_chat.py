@@ -224,6 +224,12 @@ def test_prompts_over_the_limit_are_dropped_or_refused():
     assert len(left) == 2 and [text_of(left.prompt(i)) for i in range(2)] == ["bb", "dd"]
     assert left.level(0) == "m" and left.levels == ("l", "m") and left.answer(1, "z") == "z"
     assert left.rewards(0, "x").correct and not left.rewards(1, "x").correct
+    twice = prompts.without(left, np.array([1]), "a whim")
+    assert prompts.describe(TASK) == "" and len(twice) == 1
+    assert twice.describe().splitlines() == [
+        "2 of 4 prompts dropped: longer than rollout.prompt_length=3 tokens",
+        "1 of 2 prompts dropped: a whim",
+    ]
     with pytest.raises(ValueError, match="prompt_length=3; 2 of 4.*prompt 2.*6 tokens.*drop"):
         prompts.fitting(TASK, characters, 3, "refuse")
     with pytest.raises(ValueError, match="prompt_length=1; 4 of 4.*leave none"):
@@ -235,7 +241,7 @@ def test_prompts_over_the_limit_are_dropped_or_refused():
 def test_overlap_is_of_texts_up_to_case_and_spaces():
     held_out = Texts(prompts=("BB ", "x", "a aaa", "\ncccccc"))
     assert prompts.overlap(TASK, held_out).tolist() == [0, 3]
-    assert len(prompts.without(held_out, np.array([0, 3]))) == 2
+    assert len(prompts.without(held_out, np.array([0, 3]), "why")) == 2
 
 
 # --- public cases --------------------------------------------------------------------------------

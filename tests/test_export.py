@@ -91,7 +91,7 @@ def test_the_check_agrees_with_transformers(name, tmp_path):
     for dtype in export.DTYPES:
         export.save(tmp_path / "model", config, weights, dtype=dtype, shard_bytes=5000)
         assert (tmp_path / "model" / files.INDEX).is_file()
-        found = export.check(tmp_path / "model", config, weights, dtype)
+        found = compare.check(tmp_path / "model", config, weights, dtype)
         assert found.reloaded == 0 and found.transformers < 1e-5 * found.largest
         assert found.largest > 1 and found.tokens == 64
 
@@ -150,7 +150,7 @@ def test_bfloat16_is_stored_rounded(model):
     assert json.loads((folder / files.CONFIG).read_text())["torch_dtype"] == "bfloat16"
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
     jax.tree.map(np.testing.assert_array_equal, hf.load(folder)[1], rounded)
-    assert export.check(folder, config, weights, "bfloat16").reloaded == 0
+    assert compare.check(folder, config, weights, "bfloat16").reloaded == 0
 
 
 def test_a_wrong_export_is_seen(model):
@@ -158,23 +158,23 @@ def test_a_wrong_export_is_seen(model):
     name = "model.layers.1.self_attn.k_proj.weight"
     rewrite(folder, lambda tensors: tensors.update({name: -tensors[name]}))
     with pytest.raises(ValueError, match="gives other logits when it is read again: they differ"):
-        export.check(folder, config, weights, "float32")
+        compare.check(folder, config, weights, "float32")
     rewrite(folder, lambda tensors: tensors.update({name: np.nan * tensors[name]}))
     with pytest.raises(ValueError, match="differ by nan"):
-        export.check(folder, config, weights, "float32")
+        compare.check(folder, config, weights, "float32")
     raw = json.loads((folder / files.CONFIG).read_text())
     (folder / files.CONFIG).write_text(json.dumps({**raw, "rope_theta": 5.0}))
     with pytest.raises(ValueError, match="reads back as another model"):
-        export.check(folder, config, weights, "float32")
+        compare.check(folder, config, weights, "float32")
 
 
 def test_what_transformers_reads_otherwise_is_seen(model, monkeypatch):
     folder, config, weights = model
     monkeypatch.setattr(compare, "_transformers_logits", lambda *_: np.zeros((2, 32, 24)))
     with pytest.raises(ValueError, match="gives other logits in transformers"):
-        export.check(folder, config, weights, "float32")
+        compare.check(folder, config, weights, "float32")
     monkeypatch.setattr(compare, "_transformers_logits", lambda *_: None)
-    found = export.check(folder, config, weights, "float32")
+    found = compare.check(folder, config, weights, "float32")
     assert found.transformers is None
     assert "transformers was not asked" in compare.describe(found)
 

@@ -12,7 +12,7 @@ from tiny import policy as tiny
 from tokenizers import Tokenizer, pre_tokenizers
 
 from xrpo_jax import tokenizer
-from xrpo_jax.model import export, files, gguf_file, hf, rope_factors, transformer
+from xrpo_jax.model import compare, export, files, gguf_file, hf, rope_factors, transformer
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
 from xrpo_jax.model.source import find
 
@@ -206,7 +206,7 @@ def test_the_whole_way_to_an_export(file, tmp_path):
     source = find(str(file))
     config, weights = hf.load(source)
     export.save(tmp_path / "out", config, weights, tokenizer_dir=source.folder)
-    assert export.check(tmp_path / "out", config, weights, "float32").reloaded == 0
+    assert compare.check(tmp_path / "out", config, weights, "float32").reloaded == 0
     ends = {TOKENS.index("<|end|>"), TOKENS.index("<|turn|>")}
     assert set(tokenizer.load(tmp_path / "out").stop_ids) == ends
     raw = json.loads((tmp_path / "out" / files.GENERATION).read_text())

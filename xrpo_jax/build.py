@@ -50,7 +50,7 @@ def build(settings: Settings) -> Parts:
     source = find(settings.init_from or str(EMBEDDED))
     words = tokenizer.load(source.folder)
     chat = make_chat(words, settings.text)
-    model, params = hf.load(source, mesh.everywhere(devices))
+    model = hf.config_of(source)
     seeder = algorithm.explore.seeder
     seeded_length = rollout.seeded_length if seeder.seeds else rollout.prompt_length
     shape = Shape(
@@ -71,6 +71,7 @@ def build(settings: Settings) -> Parts:
         for task in (settings.task, settings.eval_task)
     )
     check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
+    _, params = hf.load(source, mesh.everywhere(devices))  # what can be refused was refused
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
     sampler = Sampler(
         model=model,

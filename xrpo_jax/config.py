@@ -263,7 +263,7 @@ def _held_out(task: Task, held_out: Task, settings: Eval) -> Task:
             f"{text_of(held_out.prompt(int(shared[0])))[:80]!r}; allowed: other data, "
             "eval.overlap=drop to leave them out, or eval.overlap=allow"
         )
-    return without(held_out, shared)
+    return without(held_out, shared, "trained on, too")
 
 
 NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for which settings

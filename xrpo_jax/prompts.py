@@ -12,10 +12,11 @@ from xrpo_jax.types import Conversation, Task, Verdict, text_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subset:
-    """The prompts `places` of a task, numbered anew."""
+    """The prompts `places` of a task, numbered anew; `left_out` says which are not there."""
 
     task: Task
     places: tuple[int, ...]
+    left_out: str
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -36,13 +37,26 @@ class Subset:
     def answer(self, i: int, completion: str) -> str | None:
         return self.task.answer(self.places[i], completion)
 
+    def describe(self) -> str:
+        """What the task says of itself, and what was left out."""
+        return "\n".join(text for text in (describe(self.task), self.left_out) if text)
 
-def without(task: Task, places: np.ndarray) -> Task:
+
+def describe(task: Task) -> str:
+    """What a task says of itself at the start of a run; "" where it says nothing."""
+    return task.describe() if hasattr(task, "describe") else ""
+
+
+def without(task: Task, places: np.ndarray, why: str) -> Task:
     """The task without the prompts `places`; the task itself when there are none."""
     if not len(places):
         return task
     left = np.setdiff1d(np.arange(len(task)), places)
-    return Subset(task=task, places=tuple(left.tolist()))
+    return Subset(
+        task=task,
+        places=tuple(left.tolist()),
+        left_out=f"{len(places)} of {len(task)} prompts dropped: {why}",
+    )
 
 
 def overlap(task: Task, held_out: Task) -> np.ndarray:
@@ -79,4 +93,4 @@ def fitting(
             "text.overlong=drop to leave them out"
             + (" (which would leave none)" if len(long) == len(task) else "")
         )
-    return without(task, long)
+    return without(task, long, f"longer than rollout.prompt_length={limit} tokens")

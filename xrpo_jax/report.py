@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from xrpo_jax.config import Settings
 from xrpo_jax.log import read_metrics, write_whole
+from xrpo_jax.prompts import describe
 from xrpo_jax.types import Task
 
 SHOWN = 60  # characters of a sample in the table
@@ -23,20 +24,12 @@ SHOWN = 60  # characters of a sample in the table
 
 def opening(settings: Settings, task: Task, held_out: Task, parameters: int) -> str:
     """What is about to be trained on what, in a line or two."""
-
-    def used(task: Task, whole: Task) -> str:
-        left_out = len(whole) - len(task)
-        return f"{len(task)}" + (f" ({left_out} longer ones dropped)" if left_out else "")
-
     lines = [
         f"{settings.algorithm_name} on {settings.init_from or 'the embedded policy'}: "
         f"{parameters:,} parameters, {settings.model.dtype}; task {settings.task_name}: "
-        f"{used(task, settings.task)} prompts, {used(held_out, settings.eval_task)} held out"
+        f"{len(task)} prompts, {len(held_out)} held out"
     ]
-    for whole in (settings.task, settings.eval_task):
-        if hasattr(whole, "describe"):
-            lines.append(whole.describe())
-    return "\n".join(lines)
+    return "\n".join(line for line in (*lines, describe(task), describe(held_out)) if line)
 
 
 def progress_bar(settings: Settings, start: int) -> tqdm:
@@ -72,8 +65,11 @@ def advance(bar: tqdm, metrics: dict) -> None:
         bar.groups = 0  # said once
 
 
-def finish(folder: pathlib.Path, settings: Settings, step: int) -> dict:
-    """Print the table, draw the curve, name the paths and the next command; the last evaluation."""
+def finish(folder: pathlib.Path, settings: Settings, step: int, exported: str) -> dict:
+    """Print the table, draw the curve, name the paths and the next command; the last evaluation.
+
+    `exported` says how the written policy compares with the trained one ("" = none was written).
+    """
     records = read_metrics(folder / "metrics.jsonl")
     evaluated = [record for record in records if "eval/pass@1" in record]
     print()
@@ -95,8 +91,9 @@ def finish(folder: pathlib.Path, settings: Settings, step: int) -> dict:
         print(f"rollouts        {folder / 'rollouts.jsonl.gz'}")
     print(f"checkpoint      {folder / 'checkpoints' / str(step)}")
     if step >= settings.train.steps:
-        if settings.checkpoint.export != "no":
+        if exported:
             print(f"policy          {folder / 'policy'}  (Hugging Face layout)")
+            print(f"                checked: {exported}")
         print(f"\nnext: {next_command(settings, folder, sys.argv[1:])}")
     return after
 
@@ -111,7 +108,9 @@ def next_command(settings: Settings, folder: pathlib.Path, arguments: list[str])
         return f"bash scripts/quickstart.sh --config.algorithm.name={other}"  # not from a shell
     # An algorithm's own settings mean nothing to another one.
     rest = [argument for argument in rest if not argument.startswith("--config.algorithm.")]
-    more = [f"--workdir={folder}-{other}", f"--config.algorithm.name={other}"]
+    mine = settings.algorithm_name
+    name = folder.name.replace(mine, other, 1) if mine in folder.name else f"{folder.name}-{other}"
+    more = [f"--workdir={folder.parent / name}", f"--config.algorithm.name={other}"]
     return shlex.join(["python", "-m", "xrpo_jax.main", *rest, *more])
 
 

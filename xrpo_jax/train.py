@@ -21,7 +21,7 @@ from xrpo_jax.evaluate import evaluate
 from xrpo_jax.explore import summary
 from xrpo_jax.explore.collect import collect
 from xrpo_jax.log import Clock, Compiles, Log, read_metrics
-from xrpo_jax.model import export
+from xrpo_jax.model import compare, export
 from xrpo_jax.model.params import count
 from xrpo_jax.types import Batch, Ledger, Params, TrainState
 
@@ -48,6 +48,7 @@ def run(config: ConfigDict, workdir: str) -> dict:
             with _Signals() as signals:
                 done, state = _loop(settings, parts, folder, manager, start, state, ledger, signals)
         manager.close()
+        exported = ""
         if done >= steps and settings.checkpoint.export != "no":
             # After the checkpoint, so that a full disk here loses nothing.
             export.save(
@@ -57,8 +58,12 @@ def run(config: ConfigDict, workdir: str) -> dict:
                 dtype=settings.checkpoint.export,
                 tokenizer_dir=parts.source.folder,
             )
-            export.check(folder / "policy", parts.model, state.params, settings.checkpoint.export)
-        return report.finish(folder, settings, done)
+            exported = compare.describe(
+                compare.check(
+                    folder / "policy", parts.model, state.params, settings.checkpoint.export
+                )
+            )
+        return report.finish(folder, settings, done, exported)
 
 
 def _loop(

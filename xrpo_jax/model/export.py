@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from flax import traverse_util
 
-from xrpo_jax.model import compare, files, hf
+from xrpo_jax.model import files, hf
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.files import CONFIG, GENERATION, INDEX, LICENSES, TOKENIZER_FILES, WEIGHTS
 from xrpo_jax.model.hf import Place
@@ -29,7 +29,6 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 SHARD_BYTES = 5_000_000_000
 _STORED_AS = {"float32": "F32", "bfloat16": "BF16"}
 _WRITTEN_BY = {"format": "pt", "written_by": "xrpo_jax"}  # marks a folder as ours to replace
-check = compare.check  # an export is a `save` that was checked
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 

@@ -1,0 +1,152 @@
+"""What a person sees of a run: the table, samples, the time per phase, the next command."""
+
+import dataclasses
+import pathlib
+import types
+
+import matplotlib.image
+import pytest
+from fakes import Texts
+
+from xrpo_jax import prompts, report
+
+
+def settings(algorithm="xrpo", **more):
+    """The few settings that a report reads."""
+    return types.SimpleNamespace(
+        algorithm_name=algorithm,
+        init_from="",
+        task_name="texts",
+        model=types.SimpleNamespace(dtype="float32"),
+        train=types.SimpleNamespace(steps=4),
+        checkpoint=types.SimpleNamespace(rollouts=True),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm, folder, arguments, wanted",
+    [
+        (
+            "xrpo",
+            "runs/one",
+            ["--config=e.py", "--workdir=runs/one"],
+            "--config=e.py --workdir=runs/one-grpo --config.algorithm.name=grpo",
+        ),
+        (
+            "grpo",
+            "runs/grpo-0",
+            ["--config=e.py", "--workdir", "runs/grpo-0", "--config.algorithm.name=grpo"],
+            "--config=e.py --workdir=runs/xrpo-0 --config.algorithm.name=xrpo",
+        ),
+        (
+            "xrpo",
+            "runs/x y",
+            [
+                "--config=e.py:a b",
+                "--workdir=runs/x y",
+                "--config.algorithm.shots=3",
+                "--config.seed=2",
+            ],
+            "'--config=e.py:a b' --config.seed=2 '--workdir=runs/x y-grpo' "
+            "--config.algorithm.name=grpo",
+        ),
+    ],
+)
+def test_the_next_command_is_the_same_with_another_algorithm(algorithm, folder, arguments, wanted):
+    found = report.next_command(settings(algorithm), pathlib.Path(folder), arguments)
+    assert found == f"python -m xrpo_jax.main {wanted}"
+
+
+def test_the_next_command_of_a_run_that_no_shell_started():
+    found = report.next_command(settings(), pathlib.Path("x"), ["-f", "kernel.json"])
+    assert found == "bash scripts/quickstart.sh --config.algorithm.name=grpo"
+
+
+def test_the_opening_says_what_was_left_out():
+    @dataclasses.dataclass(frozen=True)
+    class Described(Texts):
+        def describe(self):
+            return "train: a.jsonl: 4 rows"
+
+    task = Described(prompts=("a", "bbb", "c", "d"))
+    left = prompts.fitting(task, lambda prompt: prompt[0].content, 2, "drop")
+    shown = report.opening(settings(), left, Texts(prompts=("x",)), 1234567).splitlines()
+    assert shown == [
+        "xrpo on the embedded policy: 1,234,567 parameters, float32; task texts: 3 prompts, "
+        "1 held out",
+        "train: a.jsonl: 4 rows",
+        "1 of 4 prompts dropped: longer than rollout.prompt_length=2 tokens",
+    ]
+
+
+def sample(prompt, level, text, correct):
+    return {
+        "prompt": prompt, "level": level, "question": f"question {prompt}?", "text": text,
+        "correct": correct, "answer": None, "length": 3, "stopped": True,
+    }  # fmt: skip
+
+
+def test_samples_before_and_after(tmp_path):
+    """A question a level, one that is right by now where there is one; each evaluation is whole."""
+    before = [sample(0, "easy", "no", False), sample(1, "easy", "huh\nwell", False)]
+    after = [sample(0, "easy", "still no", False), sample(1, "easy", "yes", True)]
+    after += [sample(1, "easy", "second sample", False)]
+    before += [sample(2, "hard", "long " * 30, False)]
+    after += [sample(2, "hard", "wrong", False)]
+    report.write_samples(tmp_path, 0, [sample(9, "easy", "overwritten", True)])
+    report.write_samples(tmp_path, 0, before)
+    report.write_samples(tmp_path, 4, after)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "000000.jsonl",
+        "000004.jsonl",
+    ]
+    shown = report.samples_table(tmp_path, 0, 4).splitlines()
+    assert shown[1:] == [
+        "samples at step 0 and step 4 (+ right, - wrong)",
+        "  question 1?",
+        "    - huh well",
+        "    + yes",
+        "  question 2?",
+        f"    - {('long ' * 30)[:59]}…",
+        "    - wrong",
+    ]
+
+
+def evaluation(step, value):
+    names = ("pass@1", "pass@1/easy", "truncated")
+    record = {"step": step, "eval/length": 9.5, "eval/length_low": 9.0, "eval/length_high": 10.0}
+    for name in names:
+        record |= {f"eval/{name}": value, f"eval/{name}_low": value - 0.1}
+        record |= {f"eval/{name}_high": value + 0.1}
+    return record
+
+
+def test_the_table_and_the_phases():
+    lines = report.table(evaluation(0, 0.25), evaluation(4, 0.5)).splitlines()
+    assert lines[0].split() == ["held-out", "step", "0", "step", "4", "95", "%", "interval"]
+    assert "pass@1 25.0% 50.0% 40.0% to 60.0%" in [" ".join(line.split()) for line in lines]
+    assert "tokens 9.5 9.5 9.0 to 10.0" in [" ".join(line.split()) for line in lines]
+    steps = [
+        {"seconds/step": 100.0, "seconds/sample": 90.0},  # the first compiles
+        {
+            "seconds/step": 2.0,
+            "seconds/sample": 0.5,
+            "seconds/update": 1.5,
+            "seconds/evaluate": 9.0,
+        },
+        {"seconds/step": 2.0, "seconds/sample": 0.5, "seconds/update": 1.5},
+    ]
+    assert report.phases(steps) == "a step takes 2.00 s: sample 25.0%, update 75.0%"
+
+
+def test_the_curve_is_a_picture(tmp_path):
+    records = [
+        evaluation(0, 0.2) | {"accuracy": 0.1, "zero_variance": 0.5},
+        {"step": 1, "accuracy": 0.3, "zero_variance": 0.4, "seeded": 0.0},
+        evaluation(2, 0.6),
+    ]
+    report.draw_curve(records, tmp_path / "curve.png", "xrpo")
+    height, width, _ = matplotlib.image.imread(tmp_path / "curve.png").shape
+    assert (width, height) == (1200, 480)
+    assert list(tmp_path.iterdir()) == [tmp_path / "curve.png"]  # nothing partial is left
