@@ -8,13 +8,19 @@ with --config.model.dtype=float32. Two cores of a Xeon, 4 GB: TIMES. `:debug` is
 Held-out one-digit accuracy at temperature 1: EXPECT.
 """
 
+import pathlib
+
 from xrpo_jax import config as settings
+
+MODEL = "checkpoints/SmolLM2-135M-Instruct"
 
 
 def get_config(mode: str = "") -> settings.ConfigDict:
     """Questions of three levels; full fine-tuning of float32 parameters."""
     config = settings.default()
-    config.init_from = "checkpoints/SmolLM2-135M-Instruct"
+    config.init_from = MODEL
+    if not pathlib.Path(MODEL).exists():
+        raise FileNotFoundError(f"{MODEL} is not there; run bash scripts/fetch_smollm2.sh first")
     config.task.name = "sums"
     config.model.dtype = "bfloat16"
     config.model.remat = True  # costs no time on a CPU and saves memory

@@ -4,21 +4,31 @@
     python -m xrpo_jax.main --config=experiments/smollm2_word_problems.py:path/to/data \
         --workdir=runs/smollm2-words
 
-The folder holds multiarith.jsonl, addsub.jsonl, asdiv.jsonl and gsm8k_train.jsonl (rows as
-published: MAWPS, ASDiv, GSM8K); a tenth of each is held out. Two cores of a Xeon: TIMES. EXPECT.
+The folder holds multiarith.jsonl, addsub.jsonl, asdiv.jsonl and gsm8k_train.jsonl, which are not
+part of this repository: GSM8K is github.com/openai/grade-school-math, the other three are in the
+evaluation data of public math suites, rows {"input", "target"} (MAWPS) and {"body", "question",
+"answer"} (ASDiv). A tenth of each is held out. Two cores of a Xeon: TIMES. EXPECT.
 """
 
 import pathlib
 
 from xrpo_jax import config as settings
 
+MODEL = "checkpoints/SmolLM2-135M-Instruct"
 FILES = ("multiarith.jsonl", "addsub.jsonl", "asdiv.jsonl", "gsm8k_train.jsonl")
 
 
 def get_config(folder: str = "data") -> settings.ConfigDict:
     """Questions of four public sets, answered with a number."""
     config = settings.default()
-    config.init_from = "checkpoints/SmolLM2-135M-Instruct"
+    config.init_from = MODEL
+    if not pathlib.Path(MODEL).exists():
+        raise FileNotFoundError(f"{MODEL} is not there; run bash scripts/fetch_smollm2.sh first")
+    missing = [name for name in FILES if not (pathlib.Path(folder) / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} holds no {', '.join(missing)}; give the folder: --config=THIS_FILE:FOLDER"
+        )
     config.task.name = "files"
     config.task.path = ",".join(str(pathlib.Path(folder) / name) for name in FILES)
     config.task.dedupe = True

@@ -62,10 +62,7 @@ def export_model() -> None:
     result = compare.check(_OUT.value, config, params, _DTYPE.value)
     print(f"{what} is in {_OUT.value}, {_DTYPE.value}")
     print(f"checked: {compare.describe(result)}")
-    print(
-        "next: python -m xrpo_jax.main --config=experiments/quickstart.py "
-        f"--config.init_from={_OUT.value} --workdir=runs/from_{pathlib.Path(_OUT.value).name}"
-    )
+    print(f"next: a run with --config.init_from={_OUT.value}")
 
 
 def init_from(workdir: pathlib.Path) -> str:

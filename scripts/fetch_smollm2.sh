@@ -31,3 +31,4 @@ if [ ! -e "$folder/$file" ]; then
 fi
 # float32, so that nothing of what the file holds is lost; the host is enough for that.
 JAX_PLATFORMS=cpu .venv/bin/python scripts/export_hf.py --from="$folder/$file" --out="$target"
+echo "next: .venv/bin/python -m xrpo_jax.main --config=experiments/smollm2_arithmetic.py --workdir=runs/smollm2/xrpo-0"

@@ -230,9 +230,11 @@ def test_prompts_over_the_limit_are_dropped_or_refused():
         "2 of 4 prompts dropped: longer than rollout.prompt_length=3 tokens",
         "1 of 2 prompts dropped: a whim",
     ]
-    with pytest.raises(ValueError, match="prompt_length=3; 2 of 4.*prompt 2.*6 tokens.*drop"):
+    with pytest.raises(
+        ValueError, match="prompt_length=3; 2 of 4.*prompt 2, 'cccccc'.*6 tokens.*drop"
+    ):
         prompts.fitting(TASK, characters, 3, "refuse")
-    with pytest.raises(ValueError, match="prompt_length=1; 4 of 4.*leave none"):
+    with pytest.raises(ValueError, match="prompt_length=1; 4 of 4.*at least that$"):
         prompts.fitting(TASK, characters, 1, "drop")
     with pytest.raises(ValueError, match="prompt 1 of the task has no token"):
         prompts.fitting(Texts(prompts=("a", "")), characters, 3, "drop")

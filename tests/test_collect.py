@@ -263,7 +263,7 @@ def test_summary_counts_what_happened():
     assert found["accuracy"] == found["accuracy/only"] == np.mean(first)
     assert found["truncated"] == 0
     assert found["verdicts/correct"] + found["verdicts/wrong"] == 24
-    records = summary.records(progress)
+    records = summary.records(progress, TOOLS.task)
     assert len(records) == 24 and records[-1]["text"] == "C"
     assert {record["kind"] for record in records} == {"plain", "seeded"}
 
@@ -293,7 +293,7 @@ def test_a_verifier_that_fails_is_not_a_wrong_answer():
     found = summary.summarise(progress, ledger, tools_.task, [0, 1, 2])
     assert found["reward"] == found["accuracy"] == 1.0
     assert found["verdicts/crashed"] == 1 + len(progress.rollouts[0])
-    records = summary.records(progress)
+    records = summary.records(progress, TOOLS.task)
     json.dumps(records, allow_nan=False)
     assert "verifier bug" in records[0]["reason"]
 

@@ -13,8 +13,8 @@ from fakes import Texts
 from tiny import policy
 
 import xrpo_jax.tasks
+from xrpo_jax import build, train
 from xrpo_jax import config as configs
-from xrpo_jax import train
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.explore.planner import Refill, Uncertainty, Uniform
 from xrpo_jax.explore.seeding import Exemplars, NoSeed
@@ -278,7 +278,7 @@ SMALL = {
         ),
         (
             {"rollout__prompt_length": 5, "text__overlong": "drop"},
-            "rollout.prompt_length=5; 30 of 30 .*which would leave none",
+            "rollout.prompt_length=5; 30 of 30 .*Allowed: at least that$",
         ),
         (
             {"text__chat": "template"},
@@ -340,8 +340,12 @@ def test_evaluation_prompts_that_are_trained_on(same_prompts):
 # --- the working directory -----------------------------------------------------------------------
 
 
-def claim(folder, devices=1, **changes):
-    with configs.claim(configs.parse(given(**changes)), folder, devices):
+def facts(devices=1, prompts="a"):
+    return {"mesh": {"devices": devices}, "prompts": {"digest": prompts}}
+
+
+def claim(folder, devices=1, prompts="a", **changes):
+    with configs.claim(configs.parse(given(**changes)), folder, facts(devices, prompts)):
         pass
 
 
@@ -361,6 +365,13 @@ def test_a_workdir_with_other_settings_is_refused_and_left_as_it_is(tmp_path):
         assert part in str(error.value)
     assert "algorithm.name" not in str(error.value)
     assert path.read_bytes() == before
+
+
+def test_a_run_whose_data_changed_is_refused(tmp_path):
+    """A path says nothing of what the file holds, and the seeder remembers prompts by number."""
+    claim(tmp_path)
+    with pytest.raises(ValueError, match=r"prompts.digest \(there 'a', here 'b'\)"):
+        claim(tmp_path, prompts="b")
 
 
 def test_a_run_may_be_prolonged(tmp_path):
@@ -386,7 +397,7 @@ def test_a_run_that_lost_its_config_file_is_not_overwritten(tmp_path):
 
 def test_a_workdir_is_held_by_one_process(tmp_path):
     settings = configs.parse(given())
-    with configs.claim(settings, tmp_path, 1):
+    with configs.claim(settings, tmp_path, facts()):
         with pytest.raises(ValueError, match="is in use by another process"):
             claim(tmp_path)
     claim(tmp_path)
@@ -422,7 +433,8 @@ def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_pat
 
 def test_lost_checkpoints_do_not_lose_the_metrics(policy_folder, tmp_path, letters_task):
     config = given(**SMALL | {"task__name": "letters", "init_from": str(policy_folder)})
-    with configs.claim(configs.parse(config), tmp_path, 8):
+    settings = configs.parse(config)
+    with configs.claim(settings, tmp_path, build.build(settings)[0].facts):
         (tmp_path / "metrics.jsonl").write_text('{"step": 50}\n')
     with pytest.raises(ValueError, match="checkpoints is empty, but metrics.jsonl"):
         train.run(config, tmp_path)

@@ -197,7 +197,7 @@ def test_a_hub_error_names_the_data_set_and_the_way_out(monkeypatch):
     with pytest.raises(ValueError, match="'owner/name'.*no network.*task.path"):
         list(read("owner/name"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'owner/name'.*pip install 'xrpo_jax\[data\]'"):
+    with pytest.raises(ValueError, match=r"'owner/name'.*pip install datasets"):
         list(read("owner/name"))
 
 
@@ -402,3 +402,19 @@ def test_packed_tests_are_text_and_nothing_that_runs(capsys):
     assert one(row).gold["type"] == "functional" and len(one(row).gold["tests"]) == 2
     with pytest.raises(ValueError, match="row 0: private_test_cases holds no pickled"):
         one(row | {"private_test_cases": packed(Runs())})
+
+
+def test_one_json_object_is_told_from_json_lines(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{\n  "problem": "a",\n  "answer": "1"\n}\n')
+    with pytest.raises(ValueError, match="a.json' is one JSON object; allowed: a list of rows"):
+        list(read(str(path)))
+
+
+def test_a_worked_solution_is_no_answer(tmp_path):
+    """The first row lacks the marker, so the file looks plain: no gold may be a whole solution."""
+    path = tmp_path / "a.jsonl"
+    rows = [{"question": "q", "answer": "5"}, {"question": "r", "answer": "2+3=5\n#### 5"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="line 2: answer is a worked solution .*task.format"):
+        load(read(str(path)), "a.jsonl")

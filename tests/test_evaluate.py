@@ -1,5 +1,6 @@
 """Held-out metrics: golden numbers, voting rules, intervals, and a whole evaluation."""
 
+import dataclasses
 import itertools
 from fractions import Fraction
 from math import comb
@@ -160,7 +161,8 @@ def test_evaluation_counts_by_hand():
     assert len(records) == 28
     assert records[5] == {
         "prompt": 1, "level": "hard", "question": "b",
-        "text": "x", "correct": False, "answer": "x", "length": 2, "stopped": True,
+        "text": "x", "correct": False, "status": "wrong", "answer": "x", "length": 2,
+        "stopped": True,
     }  # fmt: skip
 
 
@@ -185,7 +187,8 @@ def test_evaluation_has_random_numbers_of_its_own():
 
 
 def test_one_sample_has_neither_pass_at_k_nor_votes():
-    records = [{"correct": True, "answer": "1", "length": 2, "stopped": True}] * 3
+    one = {"correct": True, "status": "correct", "answer": "1", "length": 2, "stopped": True}
+    records = [one] * 3
     names = ("pass@1", "pass@1/a", "length", "truncated")
     assert set(summarise(records, ["a"] * 3, 1)) == {
         f"{name}{suffix}" for name in names for suffix in ("", "_low", "_high")
@@ -211,3 +214,28 @@ def test_votes_are_over_values_not_spellings():
 
 def test_fakes_agree_with_the_record_they_stand_for():
     assert tools(["a"]).decode(encode("abc")) == "abc"
+
+
+def test_a_verifier_that_raises_does_not_end_the_evaluation():
+    """It counts as not correct, and apart from wrong answers."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Raising(Texts):
+        def rewards(self, i, completion):
+            if completion == "boom":
+                raise RuntimeError("scorer")
+            return super().rewards(i, completion)
+
+        def answer(self, i, completion):
+            assert completion != "boom"
+            return completion
+
+    task = Raising(prompts=("a", "b"), answers=("x", "y"))
+    draw = Draw(says=lambda text, prompt, index: "boom" if prompt else "x")
+    metrics, records = evaluate(
+        Tools(task=task, encode=encode_prompt, decode=decode, prompt_limit=9), draw, None,
+        samples=2, prompts=2, max_new_tokens=8, seed=0, step=0,
+    )  # fmt: skip
+    assert metrics["pass@1"] == 0.5 and metrics["verifier_failed"] == 0.5
+    assert [record["status"] for record in records] == ["correct"] * 2 + ["crashed"] * 2
+    assert records[2]["answer"] is None

@@ -365,3 +365,18 @@ def test_several_sources_have_a_layout_and_a_level_each(tmp_path):
         files.make(path=f"{two},{tmp_path}/three.jsonl")
     awkward = sums(tmp_path / "a,b.jsonl", 2)
     assert len(files.make(path=awkward, held_out=0)) == 2
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"eval_hub_split": "dev"}, "eval_hub_split='dev' without eval_path"),
+        ({"eval_subset": "main"}, "eval_subset='main' without eval_path"),
+        ({"eval_format": "math"}, "eval_format='math' without eval_path"),
+        ({"subset": "main"}, "is a file, which has no subset='main'"),
+        ({"hub_split": "dev"}, "is a file, which has no .*split='dev'"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        files.make(path=sums(tmp_path / "a.jsonl", 4), **settings)

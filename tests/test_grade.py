@@ -233,3 +233,26 @@ def test_what_is_too_long_is_no_answer():
     assert canonical("1" * (MAX_ANSWER + 1)) is None
     assert math_answer("9" * 10**6) is None
     assert boxed("\\boxed{" + "1" * MAX_ANSWER + "}") == "1" * MAX_ANSWER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 12 because 3*4=12",
+        "The answer is 12, since 3 x 4 is 12.",
+        "The final answer is $12$, which is 3*4.",
+        "Answer: 12 as 3*4 says 12",
+    ],
+)
+def test_a_reason_after_the_answer_is_no_part_of_it(text):
+    assert math_answer(text) == "12"
+
+
+def test_lists_after_a_label_are_whole():
+    assert math_answer("The answer is 1, 2, 3") == canonical("1, 2, 3")
+    assert math_answer("The answer is (1, 2)") == canonical("(1, 2)")
+
+
+def test_a_small_letter_alone_is_a_choice():
+    assert choice_answer("Answer: b", "ABCD") == "B"
+    assert choice_answer("Answer: because", "ABCD") is None

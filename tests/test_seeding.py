@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fakes import END, decode, encode, progress, rollout, said, tools
 
-from xrpo_jax.explore.embed import ngrams, normalise
+from xrpo_jax.explore.embed import ngrams
 from xrpo_jax.explore.seeding import Exemplars, NoSeed
 from xrpo_jax.tasks import arithmetic
-from xrpo_jax.types import Kind, Progress, Request, text_of
+from xrpo_jax.types import Kind, Progress, Request, normal, text_of
 
 NEW = 12  # tokens of a completion at most
 
@@ -150,7 +150,7 @@ def test_never_an_identical_text_however_it_is_spaced_or_written():
     assert (
         said(seeder(ASK, FAILED, memory, tools(prompts)).sampled) == "another oneno\nWhat is 2 + 3"
     )
-    assert normalise(prompts[0]) == normalise(prompts[1])
+    assert normal(prompts[0]) == normal(prompts[1])
 
 
 def test_never_above_the_largest_similarity():

@@ -96,5 +96,6 @@ def test_an_export_of_it_passes_the_check(model, source, tmp_path):
     config, weights = model
     export.save(tmp_path / "out", config, weights, dtype="bfloat16", tokenizer_dir=source.folder)
     found = compare.check(tmp_path / "out", config, weights, "bfloat16")
-    assert found.reloaded == 0 and (found.transformers or 0) < 1e-3 * found.largest
+    assert found.reloaded == 0
+    assert found.transformers is None or found.transformers < 1e-3 * found.largest
     assert hf.load(tmp_path / "out")[1]["embed"].dtype == jnp.float32

@@ -50,7 +50,7 @@ def test_a_directory_is_itself(tmp_path, monkeypatch):
 
 def test_an_id_is_downloaded_with_the_files_that_are_needed(downloads, tmp_path):
     downloads.answer = tiny.save(tmp_path / "model")
-    assert find("org/na-me.2") == Source(folder=tmp_path / "model", gguf=None)
+    assert find("org/na-me.2") == Source(folder=tmp_path / "model", commit="model")
     assert find("org/name@refs/pr/1").folder == tmp_path / "model"
     (name, first), (other, second) = downloads.asked
     assert (name, first["revision"]) == ("org/na-me.2", None)

@@ -64,6 +64,8 @@ def test_the_same_questions_every_time():
         ("12.5", "wrong", "12.5"),
         ("-12", "wrong", "-12"),
         ("\u221212", "wrong", "-12"),
+        ("<think>7 + 5 is 11?</think> 12", "correct", "12"),
+        ("<think>7 + 5 is 12", "unparsed", None),
         ("twelve", "unparsed", None),
         ("", "unparsed", None),
         ("9" * 5000, "wrong", "9" * 5000),

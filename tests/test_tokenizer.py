@@ -70,11 +70,6 @@ def test_stop_ids_come_from_all_three_files(tmp_path):
     assert tokenizer.load(folder).stop_ids == (0, 1, 7)
 
 
-def test_padding_is_the_end_only_when_there_is_no_other(plain, tmp_path):
-    assert tokenizer.load(plain).pad_id == 0
-    assert tokenizer.load(build(tmp_path, pad="<|turn|>")).pad_id == 1
-
-
 def test_vocabulary_counts_added_tokens(plain):
     tok = tokenizer.load(plain)
     data = json.loads((plain / "tokenizer.json").read_text())
@@ -91,3 +86,21 @@ def test_errors_name_the_directory(tmp_path):
 def test_import_does_not_pull_in_transformers():
     code = "import sys, xrpo_jax.tokenizer; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_damaged_json_file_is_named(tmp_path):
+    folder = build(tmp_path)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1,')
+    with pytest.raises(ValueError, match="generation_config.json is damaged .*; copy or download"):
+        tokenizer.load(folder)
+
+
+def test_llamas_template_sees_no_clock(tmp_path):
+    """A prompt is the same on every day that a run goes on."""
+    folder = build(tmp_path)
+    (folder / "chat_template.jinja").write_text(
+        "{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}"
+        "{%- endif %}{{ date_string }} {{ messages[0]['content'] }}"
+    )
+    render = tokenizer.load(folder).render
+    assert render([{"role": "user", "content": "hi"}]) == "26 Jul 2024 hi"

@@ -19,7 +19,7 @@ from xrpo_jax.model import hf
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.source import Source, find
 from xrpo_jax.policy import Policy
-from xrpo_jax.prompts import fitting
+from xrpo_jax.prompts import digest, fitting
 from xrpo_jax.sampler import Method, Sampler, make_draw
 from xrpo_jax.tokenizer import Tokenizer
 from xrpo_jax.types import Draw, Ledger, Params, Tools, TrainState
@@ -29,7 +29,7 @@ from xrpo_jax.types import Draw, Ledger, Params, Tools, TrainState
 class Parts:
     """What the loop works with, made once from the settings."""
 
-    devices: int
+    facts: dict  # what a run must find again on resume, beside its settings
     source: Source  # of the initial policy
     model: ModelConfig
     tools: Tools
@@ -38,19 +38,21 @@ class Parts:
     draw: Draw
     eval_draw: Draw
     learner: Learner
-    state: TrainState
     reference: Params | None
     ledger: Ledger
 
 
-def build(settings: Settings) -> Parts:
-    """Load the policy and make every part; ValueError when settings and model do not fit."""
+def build(settings: Settings) -> tuple[Parts, TrainState]:
+    """Load the policy and make every part, and the state of a run that has not begun.
+
+    ValueError when settings and model do not fit.
+    """
     rollout, algorithm = settings.rollout, settings.algorithm
     devices = mesh.make(settings.mesh.devices, settings.mesh.cpu_devices)
     source = find(settings.init_from or str(EMBEDDED))
+    model = hf.config_of(source)
     words = tokenizer.load(source.folder)
     chat = make_chat(words, settings.text)
-    model = hf.config_of(source)
     seeder = algorithm.explore.seeder
     seeded_length = rollout.seeded_length if seeder.seeds else rollout.prompt_length
     shape = Shape(
@@ -113,8 +115,16 @@ def build(settings: Settings) -> Parts:
         ),
         devices,
     )
-    return Parts(
-        devices=devices.size,
+    parts = Parts(
+        facts={
+            "mesh": {"devices": devices.size},
+            "prompts": {
+                "train": len(tools.task),
+                "held_out": len(eval_tools.task),
+                "digest": digest(tools.task, eval_tools.task),
+            },
+            "commit": source.commit,
+        },
         source=source,
         model=model,
         tools=tools,
@@ -123,11 +133,11 @@ def build(settings: Settings) -> Parts:
         draw=draw,
         eval_draw=eval_draw,
         learner=learner,
-        state=TrainState(params=params, optimizer=memory),
         # The update donates nothing of the state, so the initial parameters may be shared.
         reference=params if algorithm.learn.needs_reference else None,
         ledger=init_ledger(algorithm.explore, len(tools.task), rollout.max_new_tokens),
     )
+    return parts, TrainState(params=params, optimizer=memory)
 
 
 def _completion_lengths(settings: Settings) -> tuple[int, ...]:
@@ -168,7 +178,10 @@ def _check_fit(
         ("train.micro_batch / train.share", settings.train.micro_batch // settings.train.share),
     ):
         if rows % devices:
-            raise ValueError(f"{name}={rows}; allowed: a multiple of the {devices} devices")
+            raise ValueError(
+                f"{name}={rows}; allowed: a multiple of the {devices} devices (or fewer of them by "
+                "mesh.devices)"
+            )
 
 
 def warm_up(parts: Parts, state: TrainState) -> None:

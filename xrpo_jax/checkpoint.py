@@ -35,10 +35,15 @@ def save(manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: L
     manager.wait_until_finished()
 
 
+def shapes(tree: TrainState) -> TrainState:
+    """Shape, dtype and placement of every array, which is all that `restore` needs of it."""
+    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+
+
 def restore(
     manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: Ledger
 ) -> tuple[TrainState, Ledger]:
-    """Read `step` into the shapes, dtypes and placement of `state` and `ledger`.
+    """Read `step` into the shapes, dtypes and placement of `state` and `ledger` (see `shapes`).
 
     Raises ValueError, naming the directory and the cure, when it is damaged or of another run.
     """

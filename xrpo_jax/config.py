@@ -258,10 +258,11 @@ def _held_out(task: Task, held_out: Task, settings: Eval) -> Task:
         return held_out
     shared = overlap(task, held_out)
     if len(shared) and (settings.overlap == "refuse" or len(shared) == len(held_out)):
+        drop = "" if len(shared) == len(held_out) else "eval.overlap=drop to leave them out, "
         raise ValueError(
             f"{len(shared)} of {len(held_out)} evaluation prompts are trained on, for example "
-            f"{text_of(held_out.prompt(int(shared[0])))[:80]!r}; allowed: other data, "
-            "eval.overlap=drop to leave them out, or eval.overlap=allow"
+            f"{text_of(held_out.prompt(int(shared[0])))[:80]!r}; allowed: other data, {drop}"
+            "or eval.overlap=allow"
         )
     return without(held_out, shared, "trained on, too")
 
@@ -331,14 +332,15 @@ MAY_CHANGE = (
 
 
 @contextlib.contextmanager
-def claim(settings: Settings, workdir: pathlib.Path, devices: int) -> Iterator[None]:
+def claim(settings: Settings, workdir: pathlib.Path, facts: dict) -> Iterator[None]:
     """Hold `workdir` for this process and these settings, which are written to its config.json.
 
-    Raises ValueError naming the settings that differ from those there (defaults are filled in, so
-    one that changed between versions differs too), or when another process holds it.
+    `facts` are what the settings led to here, such as the number of devices: they must be the same
+    on resume, too. Raises ValueError naming the settings that differ from those there (defaults are
+    filled in, so one that changed between versions differs too), or when another process holds it.
     """
     path = workdir / "config.json"
-    resolved = settings.resolved | {"mesh": {"devices": devices}}
+    resolved = settings.resolved | facts
     mine = flatten(resolved)
     if path.exists():
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from xrpo_jax import rng
-from xrpo_jax.types import Draw, Params, Tools, text_of
+from xrpo_jax.explore.reward import FAILED, verdict_of
+from xrpo_jax.types import Draw, Params, Tools
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -76,7 +77,8 @@ def evaluate(
     """Metrics of `samples` completions for every problem of `tools.task`, and one record each.
 
     `prompts` problems are drawn at a time. Names: `pass@1`, `pass@k` and `cons@k` with k = samples,
-    `pass@1/<level>`, `length`, `truncated`, each with `_low` and `_high` of its 95 % interval.
+    `pass@1/<level>`, `length`, `truncated`, and `verifier_failed` where it happened, each with
+    `_low` and `_high` of its 95 % interval.
     """
     task = tools.task
     records = []
@@ -92,14 +94,17 @@ def evaluate(
         drawn = draw(params, encoded, row, keys, max_new_tokens)
         for i, problem in enumerate(problems[row].tolist()):
             text = tools.decode(drawn.tokens[i, : drawn.length[i]])
+            verdict = verdict_of(task, problem, text)
+            graded = verdict.status not in FAILED
             records.append(
                 {
                     "prompt": problem,
                     "level": task.level(problem),
-                    "question": text_of(task.prompt(problem)),
+                    "question": task.prompt(problem)[-1].content,
                     "text": text,
-                    "correct": task.rewards(problem, text).correct,
-                    "answer": task.answer(problem, text),
+                    "correct": verdict.correct,
+                    "status": verdict.status,
+                    "answer": task.answer(problem, text) if graded else None,
                     "length": int(drawn.length[i]),
                     "stopped": bool(drawn.stopped[i]),
                 }
@@ -132,4 +137,7 @@ def summarise(records: list[dict], levels: list[str], samples: int) -> dict[str,
         add(f"pass@1/{level}", correct[[one == level for one in levels]].mean(axis=1))
     add("length", each("length").mean(axis=1))
     add("truncated", 1.0 - each("stopped").mean(axis=1))
+    failed = np.array([record["status"] in FAILED for record in records])
+    if failed.any():  # they count as not correct
+        add("verifier_failed", failed.reshape(-1, samples).mean(axis=1))
     return metrics

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
 
-from xrpo_jax.types import Conversation, Task, Verdict, text_of
+from xrpo_jax.types import Conversation, Task, Verdict, normal, text_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,16 +60,22 @@ def without(task: Task, places: np.ndarray, why: str) -> Task:
     )
 
 
+def digest(*tasks: Task) -> str:
+    """A short hash of all prompts in their order."""
+    found = hashlib.blake2b(digest_size=8)
+    for task in tasks:
+        for i in range(len(task)):
+            found.update(text_of(task.prompt(i)).encode(errors="replace") + b"\0")
+    return found.hexdigest()
+
+
 def overlap(task: Task, held_out: Task) -> np.ndarray:
     """Places i[n] of the held-out prompts whose text, up to case and spaces, is trained on."""
-    trained = {_normal(task.prompt(i)) for i in range(len(task))}
+    trained = {normal(text_of(task.prompt(i))) for i in range(len(task))}
     return np.array(
-        [i for i in range(len(held_out)) if _normal(held_out.prompt(i)) in trained], np.int64
+        [i for i in range(len(held_out)) if normal(text_of(held_out.prompt(i))) in trained],
+        np.int64,
     )
-
-
-def _normal(prompt: Conversation) -> str:
-    return " ".join(text_of(prompt).lower().split())
 
 
 def fitting(
@@ -87,10 +94,10 @@ def fitting(
     (long,) = np.nonzero(lengths > limit)
     if len(long) and (overlong == "refuse" or len(long) == len(task)):
         longest = int(np.argmax(lengths))
+        drop = "" if len(long) == len(task) else ", or text.overlong=drop to leave them out"
         raise ValueError(
             f"rollout.prompt_length={limit}; {len(long)} of {len(task)} prompts are longer, the "
-            f"longest (prompt {longest}) has {lengths[longest]} tokens. Allowed: at least that, or "
-            "text.overlong=drop to leave them out"
-            + (" (which would leave none)" if len(long) == len(task) else "")
+            f"longest (prompt {longest}, {text_of(task.prompt(longest))[:60]!r}) has "
+            f"{lengths[longest]} tokens. Allowed: at least that{drop}"
         )
     return without(task, long, f"longer than rollout.prompt_length={limit} tokens")

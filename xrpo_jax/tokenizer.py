@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+DATE = "26 Jul 2024"  # what Llama 3's templates say where they have no clock
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
 
 
@@ -21,14 +22,13 @@ class Tokenizer:
     around a text, `special` reads the texts in the field `special` as their tokens; off, they are
     words like others. `decode` leaves special tokens out and does not clean up spaces.
     `render(messages, **switches)` applies the chat template up to where the assistant speaks; it is
-    None for a model without one. `pad_id` may be one of `stop_ids`, so lengths must travel with the
-    rows. `vocab_size` is the largest id plus one; a model's table may be longer.
+    None for a model without one. `vocab_size` is the largest id plus one; a model's table may be
+    longer. There is no padding id: it may be one of `stop_ids`, so lengths travel with the rows.
     """
 
     encode: Callable[..., list[int]]
     decode: Callable[[Sequence[int]], str]
     stop_ids: tuple[int, ...]
-    pad_id: int
     vocab_size: int
     special: tuple[str, ...] = ()
     render: Callable[..., str] | None = None
@@ -59,7 +59,7 @@ def load(path: str | os.PathLike) -> Tokenizer:
     stops = set(_ids(tokenizer.eos_token_id))
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            stops.update(_ids(json.loads((folder / name).read_text()).get("eos_token_id")))
+            stops.update(_ids(_read(folder / name).get("eos_token_id")))
     if not stops:
         raise ValueError(
             f"{folder} names no end of sequence; set eos_token in tokenizer_config.json or "
@@ -78,15 +78,18 @@ def load(path: str | os.PathLike) -> Tokenizer:
 
     def render(messages: list[dict[str, str]], **switches) -> str:
         return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **switches
+            messages,
+            tokenize=False,
+            add_generation_prompt=True,
+            # Llama 3's templates write the date: a run shall not change overnight.
+            date_string=DATE,
+            **switches,
         )
 
-    pad = tokenizer.pad_token_id
     return Tokenizer(
         encode=encode,
         decode=decode,
         stop_ids=tuple(sorted(stops)),
-        pad_id=min(stops) if pad is None else pad,
         vocab_size=max(tokenizer.get_vocab().values()) + 1,
         special=tuple(token.content for token in _special(tokenizer)),
         render=render if tokenizer.chat_template else None,
@@ -96,6 +99,13 @@ def load(path: str | os.PathLike) -> Tokenizer:
 def _special(tokenizer) -> list:
     """Every added token that is special, not only those with a role such as end or padding."""
     return [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def _read(file: Path) -> dict:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -30,40 +30,57 @@ def run(config: ConfigDict, workdir: str) -> dict:
     """Train as `config` says, in `workdir`, from where it stands; returns the last evaluation."""
     settings = parse(config)  # a wrong setting dies here, before anything is loaded or compiled
     folder = pathlib.Path(workdir)
-    parts = build(settings)
+    parts, fresh = build(settings)
     if settings.checkpoint.export != "no":  # a target that would be refused, now and not later
         export.require(
             folder / "policy",
             dtype=settings.checkpoint.export,
             tokenizer_dir=parts.source.folder,
         )
-    with claim(settings, folder, parts.devices):
+    # Handed on in a list that is emptied: a name here would keep the first state in memory for as
+    # long as the run lasts, beside the newest.
+    begin = [fresh]
+    del fresh
+    with claim(settings, folder, parts.facts):
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
         steps, start = settings.train.steps, manager.latest_step() or 0
-        state, ledger = parts.state, parts.ledger
-        if start:
-            state, ledger = checkpoint.restore(manager, start, state, ledger)
-        done = start
         if start < steps:
             with _Signals() as signals:
-                done, state = _loop(settings, parts, folder, manager, start, state, ledger, signals)
+                done, state = _loop(settings, parts, folder, manager, start, begin, signals)
+        else:
+            done, (state, _) = start, _restored(parts, manager, start, begin)
         manager.close()
-        exported = ""
+        exported, failure = "", None
         if done >= steps and settings.checkpoint.export != "no":
             # After the checkpoint, so that a full disk here loses nothing.
-            export.save(
-                folder / "policy",
-                parts.model,
-                state.params,
-                dtype=settings.checkpoint.export,
-                tokenizer_dir=parts.source.folder,
-            )
-            exported = compare.describe(
-                compare.check(
-                    folder / "policy", parts.model, state.params, settings.checkpoint.export
-                )
-            )
-        return report.finish(folder, settings, done, exported)
+            try:
+                exported = _export(settings, parts, folder, state.params)
+            except ValueError as error:
+                failure = error
+        last = report.finish(folder, settings, done, exported)
+        if failure is not None:
+            raise failure
+        return last
+
+
+def _export(settings: Settings, parts: Parts, folder: pathlib.Path, params: Params) -> str:
+    """Write <workdir>/policy, read it again, and say how the two compare."""
+    dtype = settings.checkpoint.export
+    target = folder / "policy"
+    export.save(target, parts.model, params, dtype=dtype, tokenizer_dir=parts.source.folder)
+    return compare.describe(compare.check(target, parts.model, params, dtype))
+
+
+def _restored(
+    parts: Parts, manager: checkpoint.Manager, start: int, begin: list[TrainState]
+) -> tuple[TrainState, Ledger]:
+    """The state and ledger of step `start`; takes the first state out of `begin`."""
+    state = begin.pop()
+    if not start:
+        return state, parts.ledger
+    like = checkpoint.shapes(state)
+    del state  # makes room for what is read
+    return checkpoint.restore(manager, start, like, parts.ledger)
 
 
 def _loop(
@@ -72,13 +89,13 @@ def _loop(
     folder: pathlib.Path,
     manager: checkpoint.Manager,
     start: int,
-    state: TrainState,
-    ledger: Ledger,
+    begin: list[TrainState],
     signals: _Signals,
 ) -> tuple[int, TrainState]:
     """Steps `start` to the last, or to where a signal asks to stop; returns the step reached."""
     if not start:
         _refuse_lost_checkpoints(settings, folder)
+    state, ledger = _restored(parts, manager, start, begin)
     log = Log(folder, start, settings.checkpoint.rollouts)
     steps, planner = settings.train.steps, settings.algorithm.explore.planner
     compiles = Compiles()
@@ -110,7 +127,7 @@ def _loop(
         with clock("update"):
             state, learned = parts.learner.update(state, batch, settings.seed, step, clock)
 
-        metrics |= summary.summarise(progress, ledger, settings.task, planner.select(progress))
+        metrics |= summary.summarise(progress, ledger, parts.tools.task, planner.select(progress))
         metrics |= learned | sampler_gap(batch)
         metrics["old_entropy"] = float(entropy.sum() / max(batch.mask.sum(), 1.0))
         spent = time.perf_counter() - begun
@@ -120,7 +137,7 @@ def _loop(
         # Since the last record, so that what saving and evaluating compile shows, too.
         metrics["compiles"], counted = compiles.count - counted, compiles.count
         log.metrics(step, metrics)
-        log.rollouts(step, summary.records(progress))
+        log.rollouts(step, summary.records(progress, parts.tools.task))
         report.advance(bar, metrics)
         done = step + 1
         if done == steps:

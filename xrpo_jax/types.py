@@ -100,6 +100,11 @@ def text_of(turns: Conversation) -> str:
     return "\n".join(turn.content for turn in turns)
 
 
+def normal(text: str) -> str:
+    """The text in lower case with single spaces: what makes two questions the same."""
+    return " ".join(text.lower().split())
+
+
 def question(text: str) -> Conversation:
     """The conversation in which a user says just `text`."""
     return (Turn(role="user", content=text),)

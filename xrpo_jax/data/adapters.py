@@ -62,7 +62,10 @@ def _pair(row: dict, level: str) -> Example:
     """A problem and its answer under any of the usual names."""
     (name, gold), (asked, prompt) = column(row, *ANSWERS), column(row, *PROMPTS)
     solution = row.get("solution") if isinstance(row.get("solution"), str) else ""
-    return _math(prompt_of(prompt, asked), plain(gold, name), name, level, solution)
+    gold = plain(gold, name)
+    if "####" in gold:
+        raise BadRow(f"{name} is a worked solution ('####'), as in layout gsm8k, not an answer")
+    return _math(prompt_of(prompt, asked), gold, name, level, solution)
 
 
 def _aime(row: dict) -> Example:

@@ -28,6 +28,10 @@ _LAST = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?:\s*\{|\s*(?=[0-9\\-]))")
 _LABEL = re.compile(r"(?:\banswer\b[*_]*\s*(?:is|=|:|：)|答案\s*[:：是])[*_:：\s]*", re.IGNORECASE)
+# What explains an answer after it.
+_REASON = re.compile(
+    r"(?i),?\s+(?:because|since|which|as|so|where|that is|i\.e\.)\s|(?<=[0-9$]),\s+(?=[a-z]{3})"
+)
 _HASH = re.compile(r"\s*[-+$(.\\]*[0-9\\].*")
 _TEXT = r"\\(?:text[a-z]*|mbox|mathrm|mathbf|operatorname|rm)\s*\{([^{}]*)\}"
 # Words after a number are its unit, save those that change the value.
@@ -116,6 +120,7 @@ def stated(completion: str) -> str | None:
     label = _final(_LABEL, text)
     if label:
         line = text[label.end() : label.end() + 2 * MAX_ANSWER].partition("\n")[0]
+        line = _REASON.split(line, maxsplit=1)[0]
         return re.split(r"\.(?:\s|$)|。", line, maxsplit=1)[0].strip(" *_") or None
     return None
 
@@ -141,6 +146,8 @@ def choice_answer(completion: str, letters: str) -> str | None:
             r"(?i:\W|option\b|choice\b|text[a-z]*\{)*([A-Z]|(?<=\()[a-z](?=\)))(?![A-Za-z0-9'])",
             found[:MAX_ANSWER],
         )
+    if not match and found and re.fullmatch(r"\W*[a-z]\W*", found):
+        match = re.fullmatch(r"\W*([a-z])\W*", found)
     letter = match[1].upper() if match else ""
     return letter if letter and letter in letters else None
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")  # the text files also with .gz
-INSTALL = "pip install 'xrpo_jax[data]'"
+INSTALL = "pip install datasets"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Bytes that files of another kind begin with, and what to say of them.
 _FOREIGN = {
@@ -124,6 +124,10 @@ def _mapping(value: object, place: str) -> Row:
 def _json(file: io.BufferedIOBase, path: str) -> Iterator[Row]:
     data = file.read().removeprefix(b"\xef\xbb\xbf")
     if not data.lstrip().startswith(b"["):  # JSON Lines are often called .json
+        if data.lstrip()[:1] == b"{" and data.lstrip()[1:].lstrip(b" \t").startswith(
+            (b"\n", b"\r")
+        ):
+            raise ValueError(f"{path!r} is one JSON object; allowed: a list of rows, or JSON Lines")
         yield from _lines(io.BytesIO(data))
         return
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from xrpo_jax import rng
 from xrpo_jax.explore.curriculum import Shuffled
 from xrpo_jax.explore.planner import Fixed
-from xrpo_jax.explore.reward import Correctness
+from xrpo_jax.explore.reward import FAILED, Correctness, verdict_of
 from xrpo_jax.explore.seeding import NoSeed
 from xrpo_jax.explore.values import NoValues
 from xrpo_jax.log import Clock
@@ -28,7 +28,6 @@ from xrpo_jax.types import (
     Request,
     Rollout,
     Tools,
-    Verdict,
 )
 
 
@@ -174,11 +173,8 @@ def _sample(
 
 def _grade(explore: Explore, tools: Tools, shape: Shape, row: Rollout) -> Rollout:
     """A verifier that fails says nothing of the answer: the reward is NaN, and nobody learns it."""
-    try:
-        verdict = tools.task.rewards(row.prompt, row.text)
-    except Exception as error:
-        verdict = Verdict(status="crashed", score=0.0, reason=f"{type(error).__name__}: {error}")
-    if verdict.status in ("timed_out", "crashed"):
+    verdict = verdict_of(tools.task, row.prompt, row.text)
+    if verdict.status in FAILED:
         return dataclasses.replace(row, verdict=verdict, reward=float("nan"))
     terms = [term(verdict, len(row.tokens), shape.max_new_tokens) for term in explore.rewards]
     return dataclasses.replace(row, verdict=verdict, reward=float(sum(terms)))

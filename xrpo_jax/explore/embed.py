@@ -11,13 +11,15 @@ import zlib
 
 import numpy as np
 
+from xrpo_jax.types import normal
+
 DIMENSIONS = 512
 CHARACTERS = (3, 4)
 
 
 @functools.lru_cache(maxsize=8192)
 def _vector(text: str) -> np.ndarray:
-    text = normalise(text)
+    text = normal(text)
     words = re.findall(r"\w+|[^\w\s]", text)
     grams = [f"w:{word}" for word in words]
     grams += [f"c:{text[i : i + n]}" for n in CHARACTERS for i in range(len(text) - n + 1)]
@@ -28,11 +30,6 @@ def _vector(text: str) -> np.ndarray:
         vector[(hashed >> 1) % DIMENSIONS] += 1.0 if hashed & 1 else -1.0
     vector = np.sign(vector) * np.sqrt(np.abs(vector))
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
-
-
-def normalise(text: str) -> str:
-    """Lower case with single spaces: what "the same text" means in retrieval."""
-    return " ".join(text.lower().split())
 
 
 def ngrams(texts: list[str]) -> np.ndarray:

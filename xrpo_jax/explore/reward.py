@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from xrpo_jax.types import Verdict
+from xrpo_jax.types import Task, Verdict
+
+FAILED = ("timed_out", "crashed")  # of the verifier: they say nothing about the answer
+
+
+def verdict_of(task: Task, prompt: int, text: str) -> Verdict:
+    """The task's verdict; one of status `crashed` when its verifier raises."""
+    try:
+        return task.rewards(prompt, text)
+    except Exception as error:
+        return Verdict(status="crashed", score=0.0, reason=f"{type(error).__name__}: {error}"[:200])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from xrpo_jax.explore.embed import ngrams, normalise
+from xrpo_jax.explore.embed import ngrams
 from xrpo_jax.types import (
     Context,
     Conversation,
@@ -23,7 +23,7 @@ from xrpo_jax.types import (
     Rollout,
     Tools,
     Turn,
-    text_of,
+    normal,
 )
 
 KEEPS = ("newest", "shortest")
@@ -156,7 +156,7 @@ class Exemplars:
         (places,) = np.nonzero(memory["prompt"] >= 0)
         if not len(places):
             return []
-        question = text_of(tools.task.prompt(prompt))
+        question = _asked(tools.task.prompt(prompt))
         texts, vectors = _embedded(
             self.embed, tools.task.prompt, memory["prompt"][places].tobytes()
         )
@@ -171,7 +171,7 @@ class Exemplars:
                     int(places[i])
                     for i in order
                     if memory["prompt"][places[i]] != prompt
-                    and normalise(texts[i]) != normalise(question)
+                    and normal(texts[i]) != normal(question)
                 ),
                 self.shots,
             )
@@ -181,8 +181,13 @@ class Exemplars:
 @functools.lru_cache(maxsize=2)  # the corpus is the same for every request of a step
 def _embedded(embed: Callable, prompt_of: Callable, prompts: bytes) -> tuple[list[str], np.ndarray]:
     """Texts and embeddings of the corpus's prompts (i64 numbers as bytes)."""
-    texts = [text_of(prompt_of(int(prompt))) for prompt in np.frombuffer(prompts, np.int64)]
+    texts = [_asked(prompt_of(int(prompt))) for prompt in np.frombuffer(prompts, np.int64)]
     return texts, embed(texts)
+
+
+def _asked(prompt: Conversation) -> str:
+    """The question itself, without examples or a system turn that every prompt of a task has."""
+    return prompt[-1].content
 
 
 def _exemplar(place: int, memory: Memory, tools: Tools) -> tuple[Conversation, str]:
@@ -195,15 +200,15 @@ def _fit(
 ) -> Conversation:
     """Exemplars as earlier turns, farthest first, then the question, within the prompt limit.
 
-    The farthest is left out first; the last one left is cut from its end.
+    Of an exemplar only its own question and answer are shown. The farthest is left out first; the
+    last one left is cut from its end.
     """
 
     def seeded(kept: list[tuple[Conversation, str]]) -> Conversation:
         system = tuple(turn for turn in question if turn.role == "system")
         turns = []
         for prompt, completion in reversed(kept):
-            turns += [turn for turn in prompt if turn.role != "system"]
-            turns.append(Turn(role="assistant", content=completion))
+            turns += [prompt[-1], Turn(role="assistant", content=completion)]
         return (*system, *turns, *(turn for turn in question if turn.role != "system"))
 
     def fits(kept: list[tuple[Conversation, str]]) -> bool:

@@ -49,11 +49,12 @@ def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int
     return metrics
 
 
-def records(progress: Progress) -> list[dict]:
+def records(progress: Progress, task: Task) -> list[dict]:
     """One JSON record a rollout, for reading later."""
     return [
         {
             "prompt": row.prompt,
+            "question": task.prompt(row.prompt)[-1].content,
             "round": row.round,
             "index": row.index,
             "kind": Kind(row.kind).name.lower(),

@@ -21,7 +21,7 @@ _RELOADED, _TRANSFORMERS = 1e-5, 1e-3
 class Check:
     """What was compared: `tokens` tokens with logits up to `largest`, and how far apart they were.
 
-    `transformers` is None where torch or transformers is not installed.
+    `transformers` is None where torch is not installed, or not in a version that it works with.
     """
 
     tokens: int
@@ -78,7 +78,7 @@ def describe(result: Check) -> str:
         f"{result.reloaded:.2g}"
     )
     if result.transformers is None:
-        return f"{text}; transformers was not asked (torch is not installed)"
+        return f"{text}; transformers was not asked (no torch that it works with)"
     return f"{text}, in transformers by {result.transformers:.2g}"
 
 
@@ -104,9 +104,13 @@ def _logits(config: ModelConfig, params: dict, tokens: np.ndarray) -> np.ndarray
 def _transformers_logits(path: str | os.PathLike, tokens: np.ndarray) -> np.ndarray | None:
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         return None
-    import torch
-    import transformers
+    try:
+        import torch
+        import transformers
 
+        transformers.AutoModelForCausalLM.from_pretrained  # noqa: B018 - needs a fitting torch
+    except ImportError:
+        return None
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
     with torch.no_grad():

@@ -76,9 +76,7 @@ def package(file: Path):
     try:
         import gguf
     except ImportError as error:
-        raise ValueError(
-            f"{file} needs the gguf package to be read; pip install 'xrpo_jax[gguf]'"
-        ) from error
+        raise ValueError(f"{file} needs the gguf package to be read; pip install gguf") from error
     return gguf
 
 

@@ -22,7 +22,8 @@ class Source:
     """A model's config and tokenizer files in `folder`; its weights there, or in a GGUF file."""
 
     folder: Path
-    gguf: Path | None
+    gguf: Path | None = None
+    commit: str = ""  # of a model of the Hub
 
 
 def find(init_from: str) -> Source:
@@ -41,7 +42,8 @@ def find(init_from: str) -> Source:
     match = _HUB_ID.fullmatch(init_from)
     if not match or path.exists():
         raise ValueError(f"init_from={init_from!r}; allowed: {_ALLOWED}")
-    return Source(folder=_downloaded(init_from, match["id"], match["revision"]), gguf=None)
+    folder = _downloaded(init_from, match["id"], match["revision"])
+    return Source(folder=folder, commit=folder.name)  # a snapshot's folder is named by its commit
 
 
 def _unpacked(file: Path) -> Source:

@@ -98,8 +98,8 @@ def continued(
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)
-    start = (_embed(params, prompt, dtype), _embed(params, tokens, dtype))
-    (x, rows), _ = lax.scan(body, start, params["layers"])
+    embedded = (_embed(params, prompt, dtype), _embed(params, tokens, dtype))
+    (x, rows), _ = lax.scan(body, embedded, params["layers"])
     scale, epsilon = params["final_norm"], config.rms_norm_eps
     return _norm(x, scale, epsilon), _norm(rows, scale, epsilon)
 

@@ -19,7 +19,7 @@ from xrpo_jax.data.example import Example
 from xrpo_jax.data.load import FORMATS, Loaded, few_shot, load, merge
 from xrpo_jax.data.read import read
 from xrpo_jax.tasks import countdown
-from xrpo_jax.types import Conversation, Turn, Verdict, text_of
+from xrpo_jax.types import Conversation, Turn, Verdict, normal, text_of
 
 INSTRUCTIONS = {  # appended to a question; not to message lists, which have their own wording
     "math": r"Please reason step by step, and put your final answer within \boxed{}.",
@@ -126,6 +126,11 @@ def make(
             "path=''; allowed: a file (.jsonl, .json, .csv, .parquet), a pattern such as "
             "'data/*.parquet', or a data set of the Hugging Face Hub as owner/name"
         )
+    idle = {"eval_format": eval_format, "eval_subset": eval_subset}
+    idle |= {"eval_hub_split": "" if eval_hub_split == "test" else eval_hub_split}
+    for name, value in idle.items():
+        if value and not eval_path:
+            raise ValueError(f"{name}={value!r} without eval_path; allowed: with a task.eval_path")
     common = {"on_bad_row": on_bad_row, "dedupe": dedupe}
     layout = {
         "format": format,
@@ -182,7 +187,10 @@ def _load(setting: str, value: str, subset: str, hub_split: str, **settings) -> 
     parts = []
     for source in sources:
         part = _load_one(setting, source, subset, hub_split, **settings)
-        level = os.path.basename(source).split(".")[0]
+        name = os.path.basename(source)
+        level = name.split(".")[0]
+        skipped = tuple((what, times, f"{name}, {at}") for what, times, at in part.skipped)
+        part = dataclasses.replace(part, skipped=skipped)
         if not settings.get("level_key"):
             named = tuple(dataclasses.replace(one, level=level) for one in part.examples)
             part = dataclasses.replace(part, examples=named)
@@ -191,6 +199,11 @@ def _load(setting: str, value: str, subset: str, hub_split: str, **settings) -> 
 
 
 def _load_one(setting: str, value: str, subset: str, hub_split: str, **settings) -> Loaded:
+    if os.path.exists(value) and (subset or hub_split not in ("train", "test")):
+        raise ValueError(
+            f"{setting}={value!r} is a file, which has no subset={subset!r} or "
+            f"split={hub_split!r}; allowed: these with data sets of the Hub"
+        )
     try:
         rows = read(value, subset=subset, hub_split=hub_split)
         loaded = load(rows, f"{setting}={value!r}", **settings)
@@ -209,7 +222,7 @@ def _load_one(setting: str, value: str, subset: str, hub_split: str, **settings)
 
 def _words(prompt: Conversation) -> str:
     """What a prompt says, whatever its white space and capitals."""
-    return " ".join(text_of(prompt).lower().split())
+    return normal(text_of(prompt))
 
 
 def _held(example: Example, share: float) -> bool:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from xrpo_jax.types import Conversation, Verdict, question
+from xrpo_jax.types import Conversation, Verdict, normal, question
 
 INSTRUCTION = "Think step by step, and put only the final answer between <answer> and </answer>."
 BLOCK = 200  # questions of one generator; each block has a seed of its own
@@ -95,7 +95,11 @@ class ReasoningGym:
             reason = "holds what the scorer would run as code"
             return Verdict(status="wrong", score=0.0, reason=reason)
         problem = self.problems[i]
-        score = float(problem.score(found, problem.entry))
+        try:
+            score = float(problem.score(found, problem.entry))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as e:
+            # What the library's scorers raise on answers of another form than theirs.
+            return Verdict(status="wrong", score=0.0, reason=f"not readable ({type(e).__name__})")
         status = "correct" if score >= self.threshold else "wrong"
         return Verdict(status=status, score=score, reason=f"score {score:g}")
 
@@ -169,8 +173,7 @@ def make(
 
 
 def _split(text: str) -> str:
-    words = " ".join(text.lower().split())
-    return "test" if hashlib.blake2b(words.encode()).digest()[0] < TEST_SHARE else "train"
+    return "test" if hashlib.blake2b(normal(text).encode()).digest()[0] < TEST_SHARE else "train"
 
 
 def _generator(dataset: str, options: str) -> Callable[[int], Any]:
@@ -179,8 +182,7 @@ def _generator(dataset: str, options: str) -> Callable[[int], Any]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ValueError(
-            f"dataset={dataset!r} needs the library reasoning_gym: "
-            "pip install 'xrpo_jax[reasoning_gym]'"
+            f"dataset={dataset!r} needs the library reasoning_gym: pip install reasoning_gym"
         ) from error
     names = sorted(DATASETS.keys() - REFUSED.keys())
     if dataset in REFUSED:

@@ -94,8 +94,9 @@ class Sums:
         return self.problems[i].level
 
     def answer(self, i: int, completion: str) -> str | None:
-        """The last number of a completion, without separators, or None."""
-        found = _NUMBER.findall(completion)
+        """The last number after any thinking, without separators, or None."""
+        said = completion.rpartition("</think>")[2]
+        found = [] if "<think>" in said else _NUMBER.findall(said)
         if not found:
             return None
         number = found[-1].replace(",", "").replace("−", "-")
