@@ -35,13 +35,13 @@ def get_config(mode: str = "") -> settings.ConfigDict:
     config.train.micro_batch = 16
     config.train.share = 8
     config.train.lengths = (6,)
-    config.train.steps = 50
+    config.train.steps = 30
     config.optimizer.learning_rate = 3e-5
     config.eval.every = 10
     config.eval.problems = 120
     config.eval.samples = 2
     # A checkpoint holds 1.6 GB: parameters and two moments in float32.
-    config.checkpoint.every = 25
+    config.checkpoint.every = 15
     config.checkpoint.keep = 1
     if mode == "debug":
         config.train.steps = 2

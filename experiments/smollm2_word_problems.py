@@ -45,11 +45,11 @@ def get_config(folder: str = "data") -> settings.ConfigDict:
     config.train.micro_batch = 16
     config.train.share = 8
     config.train.lengths = (6,)
-    config.train.steps = 24
+    config.train.steps = 16
     config.optimizer.learning_rate = 3e-5
-    config.eval.every = 12
+    config.eval.every = 8
     config.eval.problems = 160
     config.eval.samples = 1
-    config.checkpoint.every = 24
+    config.checkpoint.every = 8
     config.checkpoint.keep = 1
     return config
