@@ -62,7 +62,7 @@ def export_model() -> None:
     result = compare.check(_OUT.value, config, params, _DTYPE.value)
     print(f"{what} is in {_OUT.value}, {_DTYPE.value}")
     print(f"checked: {compare.describe(result)}")
-    print(f"next: a run with --config.init_from={_OUT.value}")
+    print(f"use it with --config.init_from={_OUT.value}")
 
 
 def init_from(workdir: pathlib.Path) -> str:

@@ -307,7 +307,7 @@ def test_the_script_exports_a_checkpoint_of_a_run(tmp_path):
         done = run_script(f"--workdir={tmp_path / 'run'}", f"--out={out}", *flags)
         assert done.returncode == 0, done.stderr
         assert f"step {step} of" in done.stdout and "checked: 64 tokens" in done.stdout
-        assert "next: python -m xrpo_jax.main" in done.stdout
+        assert "use it with --config.init_from=" in done.stdout
         jax.tree.map(np.testing.assert_array_equal, hf.load(out)[1], tiny.weights(seed=step))
         assert (out / "tokenizer.json").is_file()
     done = run_script(f"--workdir={tmp_path / 'run'}", f"--out={out}", "--step=3")
