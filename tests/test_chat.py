@@ -201,6 +201,10 @@ def test_conversation():
         ([{"role": "user", "content": None}], ["message 0", "NoneType"]),
         ([{"role": "user", "content": [{"type": "image"}]}], ["message 0", "list"]),
         ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "5"}], ["assistant"]),
+        (
+            [{"role": "user", "content": "q"}, {"role": "system", "content": "s"}],
+            ["system", "last"],
+        ),
     ],
 )
 def test_bad_messages(messages, words):

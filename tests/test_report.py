@@ -6,9 +6,10 @@ import types
 
 import matplotlib.image
 import pytest
-from fakes import Texts
+from fakes import Texts, said
 
 from xrpo_jax import prompts, report
+from xrpo_jax.chat import Chat
 
 
 def settings(algorithm="xrpo", **more):
@@ -71,12 +72,14 @@ def test_the_opening_says_what_was_left_out():
 
     task = Described(prompts=("a", "bbb", "c", "d"))
     left = prompts.fitting(task, lambda prompt: prompt[0].content, 2, "drop")
-    shown = report.opening(settings(), left, Texts(prompts=("x",)), 1234567).splitlines()
+    chat = Chat(encode=None, render=lambda prompt: "<u>" + said(prompt), opening="", templated=True)
+    shown = report.opening(settings(), left, Texts(prompts=("x",)), 1234567, chat).splitlines()
     assert shown == [
         "xrpo on the embedded policy: 1,234,567 parameters, float32; task texts: 3 prompts, "
         "1 held out",
         "train: a.jsonl: 4 rows",
         "1 of 4 prompts dropped: longer than rollout.prompt_length=2 tokens",
+        "first prompt, through the chat template: '<u>a'",
     ]
 
 

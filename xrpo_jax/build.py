@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from xrpo_jax import mesh, rng, tokenizer
-from xrpo_jax.chat import make_chat
+from xrpo_jax.chat import Chat, make_chat
 from xrpo_jax.config import EMBEDDED, Settings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
 from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
@@ -32,6 +32,7 @@ class Parts:
     facts: dict  # what a run must find again on resume, beside its settings
     source: Source  # of the initial policy
     model: ModelConfig
+    chat: Chat
     tools: Tools
     eval_tools: Tools
     shape: Shape
@@ -127,6 +128,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         },
         source=source,
         model=model,
+        chat=chat,
         tools=tools,
         eval_tools=eval_tools,
         shape=shape,

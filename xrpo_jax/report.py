@@ -14,22 +14,26 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
+from xrpo_jax.chat import Chat
 from xrpo_jax.config import Settings
 from xrpo_jax.log import read_metrics, write_whole
 from xrpo_jax.prompts import describe
 from xrpo_jax.types import Task
 
 SHOWN = 60  # characters of a sample in the table
+PROMPT_SHOWN = 300  # characters of the first prompt
 
 
-def opening(settings: Settings, task: Task, held_out: Task, parameters: int) -> str:
-    """What is about to be trained on what, in a line or two."""
+def opening(settings: Settings, task: Task, held_out: Task, parameters: int, chat: Chat) -> str:
+    """What is about to be trained on what, and the first prompt as the model reads it."""
     lines = [
         f"{settings.algorithm_name} on {settings.init_from or 'the embedded policy'}: "
         f"{parameters:,} parameters, {settings.model.dtype}; task {settings.task_name}: "
         f"{len(task)} prompts, {len(held_out)} held out"
     ]
-    return "\n".join(line for line in (*lines, describe(task), describe(held_out)) if line)
+    way = "through the chat template" if chat.templated else "as plain text"
+    first = f"first prompt, {way}: {chat.render(task.prompt(0))[:PROMPT_SHOWN]!r}"
+    return "\n".join(line for line in (*lines, describe(task), describe(held_out), first) if line)
 
 
 def progress_bar(settings: Settings, start: int) -> tqdm:

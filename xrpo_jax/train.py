@@ -99,7 +99,8 @@ def _loop(
     log = Log(folder, start, settings.checkpoint.rollouts)
     steps, planner = settings.train.steps, settings.algorithm.explore.planner
     compiles = Compiles()
-    print(report.opening(settings, parts.tools.task, parts.eval_tools.task, count(state.params)))
+    tasks = parts.tools.task, parts.eval_tools.task
+    print(report.opening(settings, *tasks, count(state.params), parts.chat))
     bar = report.progress_bar(settings, start)
     bar.set_postfix_str("compiling")
     warm_up(parts, state)

@@ -69,8 +69,8 @@ def conversation(messages: object) -> Conversation:
     """Checked turns from a list of {"role", "content"} as data files have them.
 
     A content may be a list of {"type": "text", "text"} parts, which are joined. Raises ValueError
-    naming what is wrong: no list, an empty one, an unknown role, a part that is no text, or an
-    assistant's turn at the end, which would put an answer into the prompt.
+    naming what is wrong: no list, an empty one, an unknown role, a part that is no text, or another
+    turn at the end than the user's: the assistant's would put an answer into the prompt.
     """
     if not isinstance(messages, list | tuple):
         raise ValueError(f"messages are a {type(messages).__name__}; allowed: a list of messages")
@@ -90,8 +90,8 @@ def conversation(messages: object) -> Conversation:
             turns.append(Turn(role=message.get("role"), content=content))
         except ValueError as error:
             raise ValueError(f"message {place}: {error}") from None
-    if turns[-1].role == "assistant":
-        raise ValueError("the last turn is the assistant's; allowed: a prompt ends with the user's")
+    if turns[-1].role != "user":
+        raise ValueError(f"the last turn is of role {turns[-1].role}; allowed: the user's")
     return tuple(turns)
 
 

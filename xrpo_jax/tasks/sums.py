@@ -119,8 +119,8 @@ class Sums:
 def make(*, split: str = "train", size: int = 1200, seed: int = 0, levels: str = "") -> Sums:
     """`size` different questions of a split, spread evenly over `levels` (by commas; "" = all).
 
-    A level that has fewer questions than its share leaves the rest to the others: there are about
-    160 one-digit questions to train on and 40 held out. Raises ValueError for unknown levels or
+    A level that has fewer questions than its share leaves the rest to the others: of one-digit
+    questions seed 0 finds 166 to train on and 31 held out. Raises ValueError for unknown levels or
     splits, or a size that cannot be had.
     """
     chosen = tuple(level.strip() for level in levels.split(",")) if levels else LEVELS
