@@ -34,6 +34,7 @@ def get_config(folder: str = "data") -> settings.ConfigDict:
     config.task.path = ",".join(str(pathlib.Path(folder) / name) for name in FILES)
     config.task.dedupe = True
     config.task.instruction = "Answer with just the number."
+    config.task.last_number = True  # nobody told the model how to state an answer
     config.text.overlong = "drop"  # long stories would make every step slow
     config.model.dtype = "bfloat16"
     config.model.remat = True

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
-from xrpo_jax.types import (
-    Conversation,
-    Kind,
-    Progress,
-    Rollout,
-    Samples,
-    Tools,
-    Verdict,
-    question,
-)
+from xrpo_jax.arrays import Samples
+from xrpo_jax.explore.reward import Graded, grade_here
+from xrpo_jax.types import Conversation, Kind, Progress, Rollout, Tools, Verdict, question
 
 END = 1  # the stop token; every other token is a character's code
 CORRECT = Verdict(status="correct", score=1.0)
@@ -63,9 +57,23 @@ class Texts:
         return completion or None
 
 
+def graded(verdict: Verdict = WRONG, tokens: int = 1, limit: int = 10, text: str = "x") -> Graded:
+    return Graded(verdict=verdict, text=text, tokens=tokens, limit=limit)
+
+
+def tools_for(task, prompt_limit: int = 1000, encode=encode_prompt, decode=decode) -> Tools:
+    """Tools of a task that is graded in this process."""
+    return Tools(
+        task=task,
+        grade=functools.partial(grade_here, task),
+        encode=encode,
+        decode=decode,
+        prompt_limit=prompt_limit,
+    )
+
+
 def tools(prompts, answers=(), prompt_limit: int = 1000) -> Tools:
-    task = Texts(prompts=tuple(prompts), answers=tuple(answers))
-    return Tools(task=task, encode=encode_prompt, decode=decode, prompt_limit=prompt_limit)
+    return tools_for(Texts(prompts=tuple(prompts), answers=tuple(answers)), prompt_limit)
 
 
 def rollout(

@@ -7,9 +7,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1] / "xrpo_jax"
 LAYERS = (
-    {"types"},
-    {"rng", "log", "checkpoint", "tokenizer", "data", "mesh", "prompts"},
-    {"tasks", "model", "chat"},
+    {"types", "arrays"},
+    {"rng", "log", "checkpoint", "tokenizer", "verify", "mesh", "prompts"},
+    {"data", "model", "chat"},
+    {"tasks"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},

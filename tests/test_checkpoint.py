@@ -8,7 +8,7 @@ import pytest
 
 from xrpo_jax import checkpoint
 from xrpo_jax import mesh as meshes
-from xrpo_jax.types import TrainState
+from xrpo_jax.arrays import TrainState
 
 
 def odd_floats(shape, seed: int) -> np.ndarray:

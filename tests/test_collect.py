@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from fakes import END, Draw, decode, encode, tools
+from fakes import END, Draw, decode, encode, graded, tools, tools_for
 from tiny import policy
 from tiny.tasks import letters
 
@@ -21,7 +21,7 @@ from xrpo_jax.explore.seeding import Exemplars
 from xrpo_jax.explore.values import Running
 from xrpo_jax.log import Clock
 from xrpo_jax.sampler import Method, Sampler, make_draw
-from xrpo_jax.types import Kind, Tools
+from xrpo_jax.types import Kind
 
 PROMPTS = ("aa:", "bb:", "cc:", "dd:", "ee:", "ff:")
 ANSWERS = ("A", "B", "C", "D", "E", "F")
@@ -103,7 +103,7 @@ def test_rewards_are_the_sum_of_the_terms():
     "tokens, reward", [(0, 0), (6, 0), (7, -0.25), (8, -0.5), (10, -1), (12, -1)]
 )
 def test_overlong_punishment_counts_tokens(tokens, reward):
-    assert Overlong(cache=4)(None, tokens, 10) == reward
+    assert Overlong(cache=4)(graded(tokens=tokens)) == reward
 
 
 # --- contexts and the ledger ---------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Fragile(type(TOOLS.task)):
 
 
 def test_a_verifier_that_fails_is_not_a_wrong_answer():
-    tools_ = dataclasses.replace(TOOLS, task=Fragile(prompts=PROMPTS, answers=ANSWERS))
+    tools_ = tools_for(Fragile(prompts=PROMPTS, answers=ANSWERS), 16)
 
     def says(text, prompt, index):  # 0: nothing could be graded; 1: one of eight; 2: all right
         return "boom" if prompt == 0 or (prompt == 1 and index == 0) else ANSWERS[prompt]
@@ -288,7 +288,7 @@ def test_a_verifier_that_fails_is_not_a_wrong_answer():
     assert np.isnan(batch.reward[batch.group == 0]).all()
     assert np.isnan(batch.reward[batch.group == 1]).sum() == 1
     assert not progress.failed(0)  # nothing is known of it, so it does not trigger seeding
-    assert not progress.failed(1) and len(progress.rewards(1)) == len(progress.rollouts[1]) - 1
+    assert not progress.failed(1) and len(progress.scores(1)) == len(progress.rollouts[1]) - 1
     assert not (batch.kind == Kind.SEEDED).any()
     found = summary.summarise(progress, ledger, tools_.task, [0, 1, 2])
     assert found["reward"] == found["accuracy"] == 1.0
@@ -312,9 +312,7 @@ def test_running_values_follow_what_each_prompt_achieved():
 # --- with the real sampler -----------------------------------------------------------------------
 
 REAL_SHAPE = Shape(prompts=4, rows=32, prompt_length=6, seeded_length=6, max_new_tokens=5)
-REAL_TOOLS = Tools(
-    task=letters.make(), encode=policy.encode_prompt, decode=policy.decode, prompt_limit=6
-)
+REAL_TOOLS = tools_for(letters.make(), 6, policy.encode_prompt, policy.decode)
 
 
 @pytest.fixture(scope="module")

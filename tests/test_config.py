@@ -31,6 +31,8 @@ MISSPELT = {
     "optimizer": "lr",
     "train": "step",
     "eval": "sample",
+    "reward": "formatt",
+    "verify": "worker",
     "checkpoint": "evry",
     "mesh": "device",
 }

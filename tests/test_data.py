@@ -206,12 +206,12 @@ def test_a_hub_error_names_the_data_set_and_the_way_out(monkeypatch):
 TESTS = '[{"input": "1", "output": "2", "testtype": "stdin"}]'
 KNOWN = {
     "humaneval": (
-        {"prompt": "def f", "entry_point": "f", "test": "t", "canonical_solution": "s"},
-        {"test": "t", "entry_point": "f"},
+        {"prompt": "def f():", "entry_point": "f", "test": "t", "canonical_solution": "s"},
+        {"tests": "t", "entry_point": "f", "prefix": "def f():"},
     ),
     "livecodebench": (
         {"question_content": "q", "public_test_cases": TESTS, "private_test_cases": "[]"},
-        {"tests": json.loads(TESTS), "type": "stdio"},
+        {"tests": json.loads(TESTS), "entry_point": "", "prefix": ""},
     ),
     "dapo": (
         {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "34"}},
@@ -399,7 +399,14 @@ def test_packed_tests_are_text_and_nothing_that_runs(capsys):
             decode_tests(text)
     assert capsys.readouterr().out == ""
     row = KNOWN["livecodebench"][0] | {"private_test_cases": packed(json.dumps(tests))}
-    assert one(row).gold["type"] == "functional" and len(one(row).gold["tests"]) == 2
+    with pytest.raises(ValueError, match="metadata has no func_name"):
+        one(row)
+    with pytest.raises(ValueError, match="metadata is no JSON"):
+        one(row | {"metadata": "{"})
+    row |= {"metadata": '{"func_name": "f"}'}
+    assert one(row).gold["entry_point"] == "f" and len(one(row).gold["tests"]) == 2
+    starter = {"starter_code": "class Solution:\n    def f(self, n):\n        "}
+    assert one(row | starter).gold["entry_point"] == "Solution.f"
     with pytest.raises(ValueError, match="row 0: private_test_cases holds no pickled"):
         one(row | {"private_test_cases": packed(Runs())})
 

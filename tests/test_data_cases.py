@@ -69,7 +69,9 @@ def run(given, folder):
         "types": {"prompt": "list of dict" if listed else "other"},
         "n_messages": [len(example.prompt) for example in examples],
         "n_tests": [len(e.gold["tests"]) for e in examples if e.kind == "code"],
-        "test_type": [e.gold["type"] for e in examples if e.kind == "code"],
+        "test_type": [
+            "functional" if e.gold["entry_point"] else "stdio" for e in examples if e.kind == "code"
+        ],
         "prompt": " ".join(turn.content for turn in examples[0].prompt),
         "values": values,
     }

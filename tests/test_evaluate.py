@@ -7,12 +7,11 @@ from math import comb
 
 import numpy as np
 import pytest
-from fakes import Draw, Texts, decode, encode, encode_prompt, tools
+from fakes import Draw, Texts, encode, tools, tools_for
 
 from xrpo_jax import rng
 from xrpo_jax.evaluate import cons_at_k, consensus, evaluate, interval, pass_at_k, summarise
 from xrpo_jax.tasks import arithmetic
-from xrpo_jax.types import Tools
 
 # --- pass@k --------------------------------------------------------------------------------------
 
@@ -125,7 +124,7 @@ def test_intervals_are_seeded_and_of_equal_values_a_point():
 
 WORDS = ("a", "b", "c", "d", "e", "f", "g")
 TASK = Texts(prompts=WORDS, answers=tuple("ABCDEFG"), levels=("easy", "hard"))
-TOOLS = Tools(task=TASK, encode=encode_prompt, decode=decode, prompt_limit=9)
+TOOLS = tools_for(TASK, 9)
 SAYS = {  # prompt -> its completions by index; 9 characters and more are cut off at 8 tokens
     0: ("A", "A", "x", "x"),
     1: ("x", "x", "x", "B"),
@@ -161,8 +160,8 @@ def test_evaluation_counts_by_hand():
     assert len(records) == 28
     assert records[5] == {
         "prompt": 1, "level": "hard", "question": "b",
-        "text": "x", "correct": False, "status": "wrong", "answer": "x", "length": 2,
-        "stopped": True,
+        "text": "x", "correct": False, "status": "wrong", "reason": "", "answer": "x",
+        "length": 2, "stopped": True,
     }  # fmt: skip
 
 
@@ -199,12 +198,7 @@ def test_votes_are_over_values_not_spellings():
     task = arithmetic.make(size=3)
     first, second = task.problems[0].answer.split()
     spellings = [f"= {first} {second}", f"= {first:0>2} {second:0>2}", "= 1 1", "nonsense"]
-    tools_ = Tools(
-        task=arithmetic.Arithmetic(problems=task.problems[:1]),
-        encode=encode_prompt,
-        decode=decode,
-        prompt_limit=99,
-    )
+    tools_ = tools_for(arithmetic.Arithmetic(problems=task.problems[:1]), 99)
     draw = Draw(says=lambda text, prompt, index: spellings[index], new=30)
     metrics, _ = evaluate(
         tools_, draw, None, samples=4, prompts=1, max_new_tokens=30, seed=0, step=0
@@ -233,7 +227,7 @@ def test_a_verifier_that_raises_does_not_end_the_evaluation():
     task = Raising(prompts=("a", "b"), answers=("x", "y"))
     draw = Draw(says=lambda text, prompt, index: "boom" if prompt else "x")
     metrics, records = evaluate(
-        Tools(task=task, encode=encode_prompt, decode=decode, prompt_limit=9), draw, None,
+        tools_for(task, 9), draw, None,
         samples=2, prompts=2, max_new_tokens=8, seed=0, step=0,
     )  # fmt: skip
     assert metrics["pass@1"] == 0.5 and metrics["verifier_failed"] == 0.5

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from tiny import policy as tiny
 
 from xrpo_jax import checkpoint
+from xrpo_jax.arrays import TrainState
 from xrpo_jax.model import compare, export, files, hf, params
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
-from xrpo_jax.types import TrainState
 
 ROOT = Path(__file__).parents[1]
 SIZES = {

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from xrpo_jax.data import grade
 from xrpo_jax.data.load import load
 from xrpo_jax.data.read import read
 from xrpo_jax.tasks import files
+from xrpo_jax.verify.structure import parse, spell
 
 DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 # The last lines of addsub and multiarith have no line end: `wc -l` counts one row less.
@@ -59,7 +59,7 @@ def test_every_row_of_every_public_file_loads_and_grades(name, layout):
     for i, gold in enumerate(golds):
         assert task.rewards(i, f"So it is \\boxed{{{gold}}}.").correct, gold
         assert task.rewards(i, "").status == "unparsed"
-        assert task.answer(i, f"\\boxed{{{gold}}}") in (grade.canonical(gold), gold)
+        assert task.answer(i, f"\\boxed{{{gold}}}") in (spell(parse(gold)), gold)
     shifted = [
         task.rewards(i, f"\\boxed{{{golds[(i + 7) % len(golds)]}}}").correct
         for i in range(len(golds))
@@ -98,12 +98,38 @@ def test_levels_come_from_the_rows():
 
 
 @public
-def test_code_is_counted_but_not_trained_on():
+def test_functions_are_asked_for_and_run():
     path = str(DATA / "HumanEval.jsonl.gz")
-    assert len(load(read(path), path).examples) == 164
-    for settings in ({"path": path}, {"path": path, "split": "test", "eval_path": path}):
-        with pytest.raises(ValueError, match="164 rows of layout humaneval.*sandboxed verifier"):
-            files.make(**settings)
+    task = files.make(path=path, eval_path=path, time_s=5.0)
+    assert len(task) == 164 and "python block" in task.prompt(0)[-1].content
+    example = task.examples[2]  # truncate_number
+    right = f"```python\n{example.gold['prefix']}{example.solution}```"
+    assert task.rewards(2, right).correct
+    assert task.rewards(2, right.replace("% 1.0", "% 2.0")).status == "wrong"
+    assert task.rewards(2, "I cannot").status == "unparsed"
+    assert task.answer(2, right) == right[len("```python\n") : -len("\n```")].strip()
+    assert task.answer(2, "I cannot") is None
+
+
+def test_programs_are_asked_for_and_run(tmp_path):
+    tests = [{"input": f"{n}\n", "output": f"{n * n}\n", "testtype": "stdin"} for n in (3, -4)]
+    row = {"question_content": "Square.", "public_test_cases": json.dumps(tests[:1])}
+    row |= {"private_test_cases": json.dumps(tests[1:])}
+    path = write(tmp_path / "a.jsonl", row)
+    task = files.make(path=path, eval_path=path, partial=True)
+    assert "standard input" in task.prompt(0)[-1].content
+    assert task.rewards(0, "```python\nprint(int(input())**2)\n```").correct
+    half = task.rewards(0, "```python\nprint(abs(int(input()))*3)\n```")
+    assert (half.status, half.score) == ("wrong", 0.5)
+    with pytest.raises(ValueError, match="shots=1; allowed: 0 .* no worked solutions"):
+        files.make(path=write(tmp_path / "b.jsonl", row, row | {"question_content": "Q"}), shots=1)
+
+
+@pytest.mark.parametrize("setting", ["time_s", "memory_mb", "tolerance"])
+def test_wrong_grading_settings_are_refused(tmp_path, setting):
+    path = sums(tmp_path / "a.jsonl", 20)
+    with pytest.raises(ValueError, match=f"{setting}=-1"):
+        files.make(path=path, **{setting: -1})
 
 
 # --- splits and sizes --------------------------------------------------------------------------
@@ -281,7 +307,7 @@ def test_shown_examples_are_never_held_out_ones(tmp_path):
 def test_what_cannot_be_shown_solved_is_refused(tmp_path, row):
     path = write(tmp_path / "a.jsonl", row, row)
     settings = {"path": path, "eval_path": path}
-    with pytest.raises(ValueError, match="^shots=1; allowed: 0 for message lists and for count"):
+    with pytest.raises(ValueError, match="^shots=1; allowed: 0 for message lists, and for count"):
         files.make(**settings, shots=1)
     assert len(files.make(**settings)) == 2
 
@@ -298,7 +324,7 @@ def test_verdicts_say_correct_wrong_or_unparsed(tmp_path):
     task = asked(tmp_path, {"problem": "q", "answer": "1/2"})
     assert task.rewards(0, r"\boxed{0.5}").status == "correct"
     verdict = task.rewards(0, r"\boxed{0.6}")
-    assert (verdict.status, verdict.score, verdict.reason) == ("wrong", 0.0, "3/5 is not 1/2")
+    assert (verdict.status, verdict.score, verdict.reason) == ("wrong", 0.0, "0.6 is not 1/2")
     assert task.rewards(0, "I do not know").status == "unparsed"
     assert task.answer(0, r"\boxed{\frac{2}{4}}") == task.answer(0, "Answer: .5") == "1/2"
     assert task.answer(0, "") is None

@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from fakes import graded
 
 from xrpo_jax.algorithms import base
+from xrpo_jax.arrays import Batch, TokenStats
 from xrpo_jax.evaluate import pass_at_k
 from xrpo_jax.explore.reward import Overlong
 from xrpo_jax.learn import advantage, clip, keep, penalty, ratio, shaping, weight
 from xrpo_jax.learn.groups import Groups
 from xrpo_jax.learn.objective import Learn, loss, score
-from xrpo_jax.types import Batch, Kind, TokenStats, Verdict
+from xrpo_jax.types import Kind
 
 NAMES = base.names()
 BUDGET = base.Budget(group=4, max_new_tokens=7)
@@ -243,11 +245,10 @@ def test_novelty_below_its_cap_and_among_correct_rows():
 
 def test_soft_overlong_punishment():
     """DAPO's equation 13 in tokens, with the paper's lengths and small ones by hand."""
-    verdict = Verdict(status="wrong", score=0.0)
     paper = Overlong(cache=4096)
     for tokens, punishment in [(1, 0), (16384, 0), (18432, -0.5), (20480, -1), (30000, -1)]:
-        assert paper(verdict, tokens, 20480) == pytest.approx(punishment)
-    assert [Overlong(cache=4)(verdict, tokens, 10) for tokens in range(5, 12)] == pytest.approx(
+        assert paper(graded(tokens=tokens, limit=20480)) == pytest.approx(punishment)
+    assert [Overlong(cache=4)(graded(tokens=tokens)) for tokens in range(5, 12)] == pytest.approx(
         [0, 0, -0.25, -0.5, -0.75, -1, -1]
     )
 
@@ -782,7 +783,7 @@ def truncation_mask_case(args):
 
 def overlong_penalty_case(args):
     term = Overlong(cache=args["buffer"])
-    return {"value": term(Verdict(status="wrong", score=0.0), args["length"], args["max_len"])}
+    return {"value": term(graded(tokens=args["length"], limit=args["max_len"]))}
 
 
 def pass_at_k_case(args):

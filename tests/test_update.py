@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax.algorithms import base
+from xrpo_jax.arrays import Batch, TokenStats, TrainState
 from xrpo_jax.explore.collect import Shape, pack
 from xrpo_jax.learn import update
 from xrpo_jax.learn.update import OptimizerSettings, Schedule, make_learner, make_optimizer
@@ -24,7 +25,7 @@ from xrpo_jax.log import Compiles
 from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.policy import Policy, token_stats
-from xrpo_jax.types import Batch, Progress, Rollout, TokenStats, TrainState, Verdict
+from xrpo_jax.types import Progress, Rollout, Verdict
 
 NAMES = base.names()
 BUDGET = base.Budget(group=4, max_new_tokens=7)

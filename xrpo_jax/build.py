@@ -6,14 +6,17 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from xrpo_jax import mesh, rng, tokenizer
+from xrpo_jax.arrays import Draw, Params, TrainState
 from xrpo_jax.chat import Chat, make_chat
-from xrpo_jax.config import EMBEDDED, Settings, check_enough
+from xrpo_jax.config import EMBEDDED, Settings, VerifySettings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
+from xrpo_jax.explore.reward import grade_here, grade_of
 from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
 from xrpo_jax.model import hf
 from xrpo_jax.model.config import ModelConfig
@@ -22,7 +25,8 @@ from xrpo_jax.policy import Policy
 from xrpo_jax.prompts import digest, fitting
 from xrpo_jax.sampler import Method, Sampler, make_draw
 from xrpo_jax.tokenizer import Tokenizer
-from xrpo_jax.types import Draw, Ledger, Params, Tools, TrainState
+from xrpo_jax.types import Ledger, Task, Tools
+from xrpo_jax.verify.pool import Pool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,7 @@ class Parts:
     source: Source  # of the initial policy
     model: ModelConfig
     chat: Chat
+    pool: Pool | None  # of graders, where one of the tasks needs it
     tools: Tools
     eval_tools: Tools
     shape: Shape
@@ -64,14 +69,20 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         max_new_tokens=rollout.max_new_tokens,
     )
     _check_fit(settings, shape, model, words, devices.size)
+    tasks = tuple(
+        fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong)
+        for task in (settings.task, settings.eval_task)
+    )
+    pool, graders = _graders(tasks, settings.verify)  # its workers start while this compiles
     tools, eval_tools = (
         Tools(
-            task=fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong),
+            task=task,
+            grade=grade,
             encode=chat.encode,
             decode=lambda tokens: chat.opening + words.decode(tokens),
             prompt_limit=seeded_length,
         )
-        for task in (settings.task, settings.eval_task)
+        for task, grade in zip(tasks, graders, strict=True)
     )
     check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
     _, params = hf.load(source, mesh.everywhere(devices))  # what can be refused was refused
@@ -129,6 +140,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         source=source,
         model=model,
         chat=chat,
+        pool=pool,
         tools=tools,
         eval_tools=eval_tools,
         shape=shape,
@@ -140,6 +152,26 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         ledger=init_ledger(algorithm.explore, len(tools.task), rollout.max_new_tokens),
     )
     return parts, TrainState(params=params, optimizer=memory)
+
+
+def _graders(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool | None, list]:
+    """How each task is graded: here where its verifier is bounded, else in one pool for all."""
+    pool = None
+    if not all(getattr(task, "bounded", False) for task in tasks):
+        wanted = max(getattr(task, "deadline", 10.0) for task in tasks)
+        pool = Pool(
+            functools.partial(grade_of, tasks),
+            workers=settings.workers,
+            deadline=settings.deadline or wanted,
+            memory_mb=settings.memory_mb,
+        )
+
+    def grader(place: int) -> Callable:
+        if getattr(tasks[place], "bounded", False):
+            return functools.partial(grade_here, tasks[place])
+        return lambda answers: pool.map([(place, prompt, text) for prompt, text in answers])
+
+    return pool, [grader(place) for place in range(len(tasks))]
 
 
 def _completion_lengths(settings: Settings) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from xrpo_jax.types import Ledger, Params, TrainState
+from xrpo_jax.arrays import Params, TrainState
+from xrpo_jax.types import Ledger
 
 Manager = ocp.CheckpointManager
 

@@ -22,6 +22,7 @@ import xrpo_jax.tasks
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.chat import TextSettings
+from xrpo_jax.explore.reward import RewardSettings, weighted
 from xrpo_jax.learn.update import OptimizerSettings
 from xrpo_jax.log import write_whole
 from xrpo_jax.prompts import overlap, without
@@ -83,6 +84,16 @@ class Eval:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifySettings:
+    """The worker processes that grade; not used by tasks whose own verifier is bounded."""
+
+    workers: int = 0  # 0 = as many as cores, at most 8
+    deadline: float = 0.0  # seconds for one completion; 0 = the task's own, or else 10
+    memory_mb: int = 4096  # address space of a worker
+    alarm: float = 0.05  # share of rollouts whose verifier failed, above which the run warns
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """When the state is written, and how many are retained."""
 
@@ -112,6 +123,8 @@ class Settings:
     optimizer: OptimizerSettings
     train: Train
     eval: Eval
+    reward: RewardSettings
+    verify: VerifySettings
     checkpoint: Checkpoint
     mesh: MeshSettings
     algorithm_name: str
@@ -129,6 +142,8 @@ SECTIONS = {
     "optimizer": OptimizerSettings,
     "train": Train,
     "eval": Eval,
+    "reward": RewardSettings,
+    "verify": VerifySettings,
     "checkpoint": Checkpoint,
     "mesh": MeshSettings,
 }
@@ -210,6 +225,9 @@ def parse(config: ConfigDict) -> Settings:
     algorithm = algorithms.keeping(
         algorithm, stopped=train.mask_truncated, mixed=train.drop_zero_variance
     )
+    terms = weighted(algorithm.explore.rewards, sections["reward"], rollout.max_new_tokens)
+    explore = dataclasses.replace(algorithm.explore, rewards=terms)
+    algorithm = dataclasses.replace(algorithm, explore=explore)
     make = _make_task(config.task.name, _given(config.task))
     task = make(split="train")
     check_enough(task, algorithm, rollout.prompts)
@@ -273,7 +291,7 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
         "model.logits_chunk rollout.prompts rollout.group rollout.max_new_tokens "
         "rollout.prompt_length rollout.seeded_length rollout.slots train.steps train.minibatches "
         "train.epochs train.micro_batch train.share eval.every eval.problems eval.samples "
-        "checkpoint.every checkpoint.keep",
+        "checkpoint.every checkpoint.keep verify.memory_mb",
     ),
     "above 0": (lambda value: 0 < value < math.inf, "optimizer.learning_rate optimizer.clip_norm"),
     "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
@@ -282,9 +300,11 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     ),
     "0 or more": (
         lambda value: 0 <= value < math.inf,
-        "optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices",
+        "optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices "
+        "reward.correctness reward.format reward.length verify.workers verify.deadline",
     ),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
+    "from 0 to 1": (lambda value: 0 <= value <= 1, "verify.alarm"),
 }
 
 
@@ -328,6 +348,8 @@ MAY_CHANGE = (
     "checkpoint.keep",
     "checkpoint.rollouts",
     "checkpoint.export",
+    "verify.workers",
+    "verify.alarm",
 )
 
 

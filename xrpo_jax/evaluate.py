@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from xrpo_jax import rng
-from xrpo_jax.explore.reward import FAILED, verdict_of
-from xrpo_jax.types import Draw, Params, Tools
+from xrpo_jax.arrays import Draw, Params
+from xrpo_jax.explore.reward import FAILED
+from xrpo_jax.types import Tools
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -92,9 +93,10 @@ def evaluate(
             index=np.tile(np.arange(samples), len(problems)),
         )
         drawn = draw(params, encoded, row, keys, max_new_tokens)
-        for i, problem in enumerate(problems[row].tolist()):
-            text = tools.decode(drawn.tokens[i, : drawn.length[i]])
-            verdict = verdict_of(task, problem, text)
+        asked = problems[row].tolist()
+        texts = [tools.decode(drawn.tokens[i, : drawn.length[i]]) for i in range(len(asked))]
+        verdicts = tools.grade(list(zip(asked, texts, strict=True)))
+        for i, (problem, text, verdict) in enumerate(zip(asked, texts, verdicts, strict=True)):
             graded = verdict.status not in FAILED
             records.append(
                 {
@@ -104,6 +106,7 @@ def evaluate(
                     "text": text,
                     "correct": verdict.correct,
                     "status": verdict.status,
+                    "reason": verdict.reason,
                     "answer": task.answer(problem, text) if graded else None,
                     "length": int(drawn.length[i]),
                     "stopped": bool(drawn.stopped[i]),

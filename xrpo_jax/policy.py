@@ -10,9 +10,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from xrpo_jax.arrays import Params, TokenStats
 from xrpo_jax.model import transformer
 from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.types import Params, TokenStats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

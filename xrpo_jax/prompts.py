@@ -23,6 +23,14 @@ class Subset:
     def levels(self) -> tuple[str, ...]:
         return self.task.levels
 
+    @property
+    def bounded(self) -> bool:
+        return getattr(self.task, "bounded", False)
+
+    @property
+    def deadline(self) -> float:
+        return getattr(self.task, "deadline", 10.0)
+
     def __len__(self) -> int:
         return len(self.places)
 

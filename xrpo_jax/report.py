@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from xrpo_jax.chat import Chat
 from xrpo_jax.config import Settings
+from xrpo_jax.explore.reward import FAILED
 from xrpo_jax.log import read_metrics, write_whole
 from xrpo_jax.prompts import describe
 from xrpo_jax.types import Task
@@ -67,6 +68,23 @@ def advance(bar: tqdm, metrics: dict) -> None:
             f"{bar.groups} groups are mixed; the step trains on those (`groups` in metrics.jsonl)"
         )
         bar.groups = 0  # said once
+
+
+def warn_failed(bar: tqdm, where: str, graded: Sequence[tuple[str, str]], alarm: float) -> None:
+    """Say loudly when the verifier failed on more than the share `alarm` of completions.
+
+    `graded` holds a status and a reason each.
+    """
+    failed = [(status, reason) for status, reason in graded if status in FAILED]
+    if len(failed) <= alarm * len(graded):
+        return
+    counts = ", ".join(f"{sum(one == status for one, _ in failed)} {status}" for status in FAILED)
+    bar.write(
+        f"WARNING, {where}: the verifier failed on {len(failed)} of {len(graded)} completions "
+        f"({counts}), more than verify.alarm={alarm}. Nothing is learned from them. The first "
+        f"says: {failed[0][1] or 'nothing'}",
+        file=sys.stderr,
+    )
 
 
 def finish(folder: pathlib.Path, settings: Settings, step: int, exported: str) -> dict:

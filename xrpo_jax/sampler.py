@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
+from xrpo_jax.arrays import Params, Samples
 from xrpo_jax.model import transformer
 from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.types import Params, Samples
 
 BLOCK = 128  # tokens whose probabilities are summed first when one is drawn
 

@@ -6,6 +6,7 @@ settings, so a run that was killed anywhere goes on to the bit.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import sys
@@ -13,8 +14,10 @@ import threading
 import time
 
 import numpy as np
+from tqdm import tqdm
 
 from xrpo_jax import checkpoint, report
+from xrpo_jax.arrays import Batch, Params, TrainState
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import evaluate
@@ -23,7 +26,7 @@ from xrpo_jax.explore.collect import collect
 from xrpo_jax.log import Clock, Compiles, Log, read_metrics
 from xrpo_jax.model import compare, export
 from xrpo_jax.model.params import count
-from xrpo_jax.types import Batch, Ledger, Params, TrainState
+from xrpo_jax.types import Ledger
 
 
 def run(config: ConfigDict, workdir: str) -> dict:
@@ -41,7 +44,7 @@ def run(config: ConfigDict, workdir: str) -> dict:
     # long as the run lasts, beside the newest.
     begin = [fresh]
     del fresh
-    with claim(settings, folder, parts.facts):
+    with claim(settings, folder, parts.facts), parts.pool or contextlib.nullcontext():
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
         steps, start = settings.train.steps, manager.latest_step() or 0
         if start < steps:
@@ -110,7 +113,7 @@ def _loop(
         metrics = {}
         if step % settings.eval.every == 0:
             with clock("evaluate"):
-                metrics |= held_out(parts, settings, state.params, step, folder)
+                metrics |= held_out(parts, settings, state.params, step, folder, bar)
         begun = time.perf_counter()
         batch, ledger, progress = collect(
             settings.algorithm.explore,
@@ -140,9 +143,12 @@ def _loop(
         log.metrics(step, metrics)
         log.rollouts(step, summary.records(progress, parts.tools.task))
         report.advance(bar, metrics)
+        verdicts = [row.verdict for rows in progress.rollouts for row in rows]
+        graded = [(verdict.status, verdict.reason) for verdict in verdicts]
+        report.warn_failed(bar, f"step {step}", graded, settings.verify.alarm)
         done = step + 1
         if done == steps:
-            log.metrics(done, held_out(parts, settings, state.params, done, folder))
+            log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
         if done % settings.checkpoint.every == 0 or done == steps or signals.stop:
             checkpoint.save(manager, done, state, ledger)
         if signals.stop:
@@ -165,7 +171,7 @@ def _refuse_lost_checkpoints(settings: Settings, folder: pathlib.Path) -> None:
 
 
 def held_out(
-    parts: Parts, settings: Settings, params: Params, step: int, folder: pathlib.Path
+    parts: Parts, settings: Settings, params: Params, step: int, folder: pathlib.Path, bar: tqdm
 ) -> dict[str, float]:
     """The held-out metrics, named `eval/...`; every sample goes to samples/<step>.jsonl."""
     metrics, records = evaluate(
@@ -179,6 +185,8 @@ def held_out(
         step=step,
     )
     report.write_samples(folder, step, records)
+    graded = [(record["status"], record["reason"]) for record in records]
+    report.warn_failed(bar, f"evaluation at step {step}", graded, settings.verify.alarm)
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 

@@ -1,20 +1,18 @@
-"""Every record and function type that crosses a file.
+"""Every host record and function type that crosses a file; those of the device are in arrays.py.
 
-Shapes: G prompt slots in a step · N rollout rows · n = rows of one device or micro-batch ·
-P prompt length · T new tokens · V vocabulary.
+Nothing here imports jax: graders run in worker processes, which must start fast.
+Shapes: P prompt length · T new tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from flax import struct
 
-Params = Any  # nested dict of arrays, see model/params.py
 Memory = dict[str, np.ndarray]  # what one host part remembers
 Ledger = dict[str, Memory]  # part name -> memory; with TrainState the whole state of a run
 
@@ -111,7 +109,11 @@ def question(text: str) -> Conversation:
 
 
 class Task(Protocol):
-    """Prompts with a rule that grades answers to them; `i` counts from 0 to `len(task) - 1`."""
+    """Prompts with a rule that grades answers to them; `i` counts from 0 to `len(task) - 1`.
+
+    A task whose `rewards` and `answer` end soon, in little memory, on any text may say so with
+    `bounded = True`: it is then graded within the trainer's process, others in worker processes.
+    """
 
     levels: tuple[str, ...]
 
@@ -126,7 +128,7 @@ class Task(Protocol):
     def answer(self, i: int, completion: str) -> str | None: ...
 
 
-# --- explore: host records ---------------------------------------------------------------------
+# --- explore ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,8 @@ class Rollout:
     stopped: bool  # a stop token was drawn within the limit
     text: str
     verdict: Verdict
-    reward: float  # sum of the reward terms; NaN where the verifier failed
+    reward: float  # weighted sum of the reward terms; NaN where the verifier failed
+    terms: dict[str, float] = dataclasses.field(default_factory=dict)  # by name, without weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,10 +180,10 @@ class Progress:
     def total(self) -> int:
         return sum(len(rows) for rows in self.rollouts)
 
-    def rewards(self, slot: int) -> np.ndarray:
-        """Rewards of a slot's rollouts that could be graded, in the order drawn: f64[n]."""
-        rewards = np.array([row.reward for row in self.rollouts[slot]], np.float64)
-        return rewards[np.isfinite(rewards)]
+    def scores(self, slot: int) -> np.ndarray:
+        """Correctness of a slot's rollouts that could be graded, in the order drawn: f64[n]."""
+        rows = [row for row in self.rollouts[slot] if np.isfinite(row.reward)]
+        return np.array([row.verdict.score for row in rows], np.float64)
 
     def failed(self, slot: int) -> bool:
         """Whether there are graded rollouts of this slot and none is correct."""
@@ -190,74 +193,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What host parts may ask of the run: the task, the tokenizer, the prompt limit in tokens."""
+    """What host parts may ask of the run: the task, its grader, the tokenizer, the prompt limit."""
 
     task: Task
+    grade: Callable[[Sequence[tuple[int, str]]], list[Verdict]]  # (prompt, completion) pairs
     encode: Callable[[Conversation], list[int]]
     decode: Callable[[Any], str]
     prompt_limit: int  # tokens of a prompt with exemplars
-
-
-# --- learn: device records ---------------------------------------------------------------------
-
-
-@struct.dataclass
-class Samples:
-    """Drawn completions: tokens i32[N,T], logp f32[N,T], length i32[N], stopped bool[N]."""
-
-    tokens: Any
-    logp: Any
-    length: Any
-    stopped: Any
-
-
-@struct.dataclass
-class Batch:
-    """One learner step; fields that no part asked for are None.
-
-    Prompts and completions are apart: column t of an array [N,T] is about completion token t.
-    `mask` is 1 on trained tokens.
-    """
-
-    prompt: Any  # i32[N,P] the prompt that the learner sees
-    prompt_length: Any  # i32[N]
-    tokens: Any  # i32[N,T] completions
-    length: Any  # i32[N] tokens of the completion
-    mask: Any  # f32[N,T] all zero on a padding row
-    old_logp: Any  # f32[N,T] behaviour policy, trained context, the trainer's numerics
-    reward: Any  # f32[N]
-    correct: Any  # f32[N] 1 where the verifier said correct
-    group: Any  # i32[N] prompt slot; rows of a group are compared with one another
-    kind: Any  # i32[N]
-    stopped: Any  # f32[N] 1 where a stop token ended the row within the limit
-    valid: Any  # f32[N] 0 on padding rows
-    sampler_logp: Any = None  # f32[N,T] NaN where the sampler saw another context; host only
-    ref_logp: Any = None  # f32[N,T] only when a penalty asks for it
-
-
-@struct.dataclass
-class Scores:
-    """Constants of the loss, computed once on whole groups: advantage and weight f32[N,T]."""
-
-    advantage: Any
-    weight: Any
-
-
-@struct.dataclass
-class TokenStats:
-    """The current policy on the batch: logp f32[n,T], entropy f32[n,T]; 0 on padding."""
-
-    logp: Any
-    entropy: Any
-
-
-@struct.dataclass
-class TrainState:
-    """Float32 master parameters and the optimizer's state; its step number is the checkpoint's."""
-
-    params: Any
-    optimizer: Any
-
-
-# (params, list of prompts i32[<=P], row i[N], rng.Rows of N, limit i[N] or int) -> NumPy Samples
-Draw = Callable[..., Samples]

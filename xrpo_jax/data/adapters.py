@@ -11,10 +11,12 @@ import json
 import re
 from collections.abc import Callable
 
-from xrpo_jax.data import grade
 from xrpo_jax.data.code_tests import decode_tests
 from xrpo_jax.data.example import BadRow, Example, column, level_of, plain, prompt_of, text_column
 from xrpo_jax.types import Conversation, question
+from xrpo_jax.verify.extract import boxed
+from xrpo_jax.verify.math import right_answer
+from xrpo_jax.verify.spelling import number
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PROMPTS = ("problem", "Problem", "question", "Question", "prompt", "input")
@@ -25,9 +27,11 @@ Adapter = Callable[[dict], Example]
 
 def _math(prompt: str | Conversation, gold: str, name: str, level: str, solution="") -> Example:
     """An example graded as mathematics; BadRow where the answer is none that grading could meet."""
-    if grade.canonical(gold) is None:
-        what = "empty" if not gold.strip() else f"no answer that can be graded ({gold[:40]!r})"
-        raise BadRow(f"{name} is {what}")
+    try:
+        right_answer(gold)
+    except ValueError as error:
+        what = "empty" if not gold.strip() else f"no answer that can be graded ({error})"
+        raise BadRow(f"{name} is {what}") from error
     given = isinstance(prompt, tuple)
     prompt = prompt if given else question(prompt)
     return Example(
@@ -48,7 +52,7 @@ def _gsm8k(row: dict) -> Example:
 def _solved(row: dict, default: str) -> Example:
     """MATH and its like: an answer column wins over the last box of the solution."""
     solution = row.get("solution") if isinstance(row.get("solution"), str) else ""
-    name, gold = "solution", grade.boxed(solution)
+    name, gold = "solution", boxed(solution, joined=False)  # as MATH reads it
     if "answer" in row:
         name, gold = "answer", plain(row["answer"], "answer")
     elif not gold:
@@ -70,7 +74,8 @@ def _pair(row: dict, level: str) -> Example:
 
 def _aime(row: dict) -> Example:
     example = _pair(row, "aime")
-    return dataclasses.replace(example, gold=grade.canonical(example.gold))  # 073 is 73
+    value = number(example.gold)
+    return dataclasses.replace(example, gold=example.gold if value is None else f"{value}")  # 073
 
 
 def _olympiadbench(row: dict) -> Example:
@@ -124,10 +129,12 @@ def _mmlu(row: dict) -> Example:
 
 
 def _humaneval(row: dict) -> Example:
-    gold = {name: text_column(row, name) for name in ("test", "entry_point")}
+    prompt, name = text_column(row, "prompt"), text_column(row, "entry_point")
+    gold = {"tests": text_column(row, "test"), "entry_point": name, "prefix": prompt}
     solution = text_column(row, "canonical_solution")
-    prompt = question(text_column(row, "prompt"))
-    return Example(prompt=prompt, gold=gold, kind="code", level="humaneval", solution=solution)
+    return Example(
+        prompt=question(prompt), gold=gold, kind="code", level="humaneval", solution=solution
+    )
 
 
 def _livecodebench(row: dict) -> Example:
@@ -139,11 +146,21 @@ def _livecodebench(row: dict) -> Example:
             raise BadRow(str(error) if isinstance(error, BadRow) else f"{name} {error}") from error
     if not tests:
         raise BadRow("public_test_cases and private_test_cases hold no test")
-    stdio = all(test.get("testtype") == "stdin" for test in tests)
     starter = row.get("starter_code") or ""
+    try:
+        facts = json.loads(row.get("metadata") or "{}")
+    except (TypeError, ValueError) as error:
+        raise BadRow(f"metadata is no JSON ({error})") from error
+    name = facts.get("func_name", "") if isinstance(facts, dict) else ""
+    if not name and any(test.get("testtype") == "functional" for test in tests):
+        raise BadRow("metadata has no func_name, which functional tests call")
     return Example(
         prompt=question(f"{text_column(row, 'question_content')}\n\n{starter}".strip()),
-        gold={"tests": tests, "type": "stdio" if stdio else "functional"},
+        gold={
+            "tests": tests,
+            "entry_point": f"Solution.{name}" if name and "class Solution" in starter else name,
+            "prefix": "",  # a starter has no imports, and its class no bodies
+        },
         kind="code",
         level=level_of(row, "livecodebench", "difficulty"),
     )

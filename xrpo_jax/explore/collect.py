@@ -12,23 +12,14 @@ from collections.abc import Callable
 import numpy as np
 
 from xrpo_jax import rng
+from xrpo_jax.arrays import Batch, Draw, Params
 from xrpo_jax.explore.curriculum import Shuffled
 from xrpo_jax.explore.planner import Fixed
-from xrpo_jax.explore.reward import FAILED, Correctness, verdict_of
+from xrpo_jax.explore.reward import Correctness, Graded, reward_of
 from xrpo_jax.explore.seeding import NoSeed
 from xrpo_jax.explore.values import NoValues
 from xrpo_jax.log import Clock
-from xrpo_jax.types import (
-    Batch,
-    Context,
-    Draw,
-    Ledger,
-    Params,
-    Progress,
-    Request,
-    Rollout,
-    Tools,
-)
+from xrpo_jax.types import Context, Ledger, Progress, Request, Rollout, Tools, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +83,11 @@ def collect(
             tools, draw, params, progress, requests, contexts, shape, round, seed, step, clock
         )
         with clock("verify"):
-            graded = [_grade(explore, tools, shape, row) for row in rows]
+            verdicts = tools.grade([(row.prompt, row.text) for row in rows])
+            graded = [
+                _rewarded(explore, shape, row, verdict)
+                for row, verdict in zip(rows, verdicts, strict=True)
+            ]
         progress = _extend(progress, graded)
     with clock("plan"):
         batch = pack(progress, explore.planner.select(progress), shape)
@@ -171,13 +166,12 @@ def _sample(
     return rollouts
 
 
-def _grade(explore: Explore, tools: Tools, shape: Shape, row: Rollout) -> Rollout:
-    """A verifier that fails says nothing of the answer: the reward is NaN, and nobody learns it."""
-    verdict = verdict_of(tools.task, row.prompt, row.text)
-    if verdict.status in FAILED:
-        return dataclasses.replace(row, verdict=verdict, reward=float("nan"))
-    terms = [term(verdict, len(row.tokens), shape.max_new_tokens) for term in explore.rewards]
-    return dataclasses.replace(row, verdict=verdict, reward=float(sum(terms)))
+def _rewarded(explore: Explore, shape: Shape, row: Rollout, verdict: Verdict) -> Rollout:
+    graded = Graded(
+        verdict=verdict, text=row.text, tokens=len(row.tokens), limit=shape.max_new_tokens
+    )
+    reward, terms = reward_of(explore.rewards, graded)
+    return dataclasses.replace(row, verdict=verdict, reward=reward, terms=terms)
 
 
 def _extend(progress: Progress, rows: list[Rollout]) -> Progress:

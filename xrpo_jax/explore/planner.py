@@ -205,7 +205,7 @@ class Uncertainty:
         if round > self.rounds:
             return []
         priority = priorities(
-            [progress.rewards(slot) for slot in slots],
+            [progress.scores(slot) for slot in slots],
             alpha=self.alpha,
             explore=self.explore,
             bonus=self.bonus,

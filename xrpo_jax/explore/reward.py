@@ -1,15 +1,24 @@
-"""Reward terms `(Verdict, tokens, limit) -> float`; a rollout's reward is their sum.
+"""Reward terms `Graded -> float`; a rollout's reward is their sum, each times its weight.
 
-Accuracy, the planner's trigger for seeding and XRPO's full-reward gate use correctness alone.
+Every term is logged by its name. Accuracy, the planner, seeding and XRPO's full-reward gate use the
+verdict alone, whatever the other terms say.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
 
 from xrpo_jax.types import Task, Verdict
+from xrpo_jax.verify.extract import after_thinking, boxed, tagged, well_formed
 
 FAILED = ("timed_out", "crashed")  # of the verifier: they say nothing about the answer
+STYLES = {  # what the format term asks of a completion
+    "boxed": lambda text: bool(boxed(after_thinking(text) or "")),
+    "answer": lambda text: bool(tagged(after_thinking(text) or "")),
+    "think_answer": well_formed,
+}
 
 
 def verdict_of(task: Task, prompt: int, text: str) -> Verdict:
@@ -20,15 +29,53 @@ def verdict_of(task: Task, prompt: int, text: str) -> Verdict:
         return Verdict(status="crashed", score=0.0, reason=f"{type(error).__name__}: {error}"[:200])
 
 
+def grade_here(task: Task, answers: Sequence[tuple[int, str]]) -> list[Verdict]:
+    """The verdicts on (prompt, completion) pairs, computed in this process without a deadline."""
+    return [verdict_of(task, prompt, text) for prompt, text in answers]
+
+
+def grade_of(tasks: tuple[Task, ...], place: int, prompt: int, text: str) -> Verdict:
+    """The verdict of one of several tasks: what a worker of a pool is given to do."""
+    return tasks[place].rewards(prompt, text)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardSettings:
+    """Weights of the terms of the reward beside what the algorithm asks for; 0 leaves a term out.
+
+    `correctness` is times the algorithm's own term. `format` is for completions of `format_style`.
+    `length` is for DAPO's soft overlong punishment, whose last `length_cache` tokens before the
+    limit cost (0 = a fifth of the limit).
+    """
+
+    correctness: float = 1.0
+    format: float = 0.0
+    format_style: str = "boxed"
+    length: float = 0.0
+    length_cache: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Graded:
+    """A completion as reward terms see it; `tokens` is its length, `limit` the longest."""
+
+    verdict: Verdict
+    text: str
+    tokens: int
+    limit: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Correctness:
     """`right` for a full score, `wrong` for none, in proportion between."""
 
+    name: ClassVar[str] = "correctness"
     right: float = 1.0
     wrong: float = 0.0
+    weight: float = 1.0
 
-    def __call__(self, verdict: Verdict, tokens: int, limit: int) -> float:
-        return self.wrong + (self.right - self.wrong) * verdict.score
+    def __call__(self, graded: Graded) -> float:
+        return self.wrong + (self.right - self.wrong) * graded.verdict.score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,10 +85,75 @@ class Overlong:
     From there it falls linearly to -1 at `limit`; beyond it stays -1. Lengths are in tokens.
     """
 
+    name: ClassVar[str] = "length"
     cache: int
+    weight: float = 1.0
 
-    def __call__(self, verdict: Verdict, tokens: int, limit: int) -> float:
-        free = limit - self.cache
-        if tokens <= free:
+    def __call__(self, graded: Graded) -> float:
+        free = graded.limit - self.cache
+        if graded.tokens <= free:
             return 0.0
-        return max((free - tokens) / self.cache, -1.0)
+        return max((free - graded.tokens) / self.cache, -1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    r"""1 for a completion of the style, else 0.
+
+    boxed: the last `\boxed{}` after the thinking is complete and not empty · answer: the same of
+    `<answer>` · think_answer: one `<think>...</think>`, then one `<answer>...</answer>`, no more.
+    """
+
+    name: ClassVar[str] = "format"
+    style: str
+    weight: float = 1.0
+
+    def __call__(self, graded: Graded) -> float:
+        return float(STYLES[self.style](graded.text))
+
+
+def weighted(terms: tuple, settings: RewardSettings, max_new_tokens: int) -> tuple:
+    """An algorithm's terms with the weights of `settings`, and the terms that these add.
+
+    ValueError names the setting that the terms do not go with.
+    """
+    if settings.format_style not in STYLES:
+        raise ValueError(
+            f"reward.format_style={settings.format_style!r}; allowed: {', '.join(STYLES)}"
+        )
+    if not 0 <= settings.length_cache <= max_new_tokens:
+        raise ValueError(
+            f"reward.length_cache={settings.length_cache}; allowed: 0 (a fifth) to "
+            f"rollout.max_new_tokens={max_new_tokens}"
+        )
+    names = [term.name for term in terms]
+    if settings.length and Overlong.name in names:
+        raise ValueError(
+            f"reward.length={settings.length}; allowed: 0 with this algorithm, which has its own "
+            "overlong punishment"
+        )
+    if not any((settings.correctness, settings.format, settings.length)):
+        raise ValueError("reward.correctness=0, .format=0, .length=0; allowed: not all of them 0")
+    found = [
+        dataclasses.replace(term, weight=term.weight * settings.correctness)
+        if term.name == Correctness.name
+        else term
+        for term in terms
+    ]
+    if settings.format:
+        found.append(Format(style=settings.format_style, weight=settings.format))
+    if settings.length:
+        cache = settings.length_cache or max(max_new_tokens // 5, 1)
+        found.append(Overlong(cache=cache, weight=settings.length))
+    return tuple(found)
+
+
+def reward_of(terms: tuple, graded: Graded) -> tuple[float, dict[str, float]]:
+    """The weighted sum of the terms, and each term without its weight by name.
+
+    NaN and no terms where the verifier failed: nobody learns from such a row.
+    """
+    if graded.verdict.status in FAILED:
+        return float("nan"), {}
+    values = {term.name: term(graded) for term in terms}
+    return float(sum(term.weight * values[term.name] for term in terms)), values

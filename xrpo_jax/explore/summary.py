@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xrpo_jax.types import Kind, Ledger, Progress, Rollout, Task
+from xrpo_jax.types import VERDICT_STATUSES, Kind, Ledger, Progress, Rollout, Task
 
 
 def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int]) -> dict:
@@ -43,8 +43,10 @@ def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int
         metrics["seeded_accuracy"] = _accuracy(seeded)
     if "prompt" in ledger["seeder"]:
         metrics["corpus"] = int(np.sum(ledger["seeder"]["prompt"] >= 0))
+    for name in dict.fromkeys(name for row in rows for name in row.terms):
+        metrics[f"reward/{name}"] = _mean([row.terms[name] for row in rows if row.terms])
     statuses = [row.verdict.status for row in rows]
-    for status in sorted(set(statuses)):
+    for status in VERDICT_STATUSES:
         metrics[f"verdicts/{status}"] = statuses.count(status)
     return metrics
 
@@ -62,6 +64,7 @@ def records(progress: Progress, task: Task) -> list[dict]:
             "status": row.verdict.status,
             "reason": row.verdict.reason,
             "reward": row.reward if np.isfinite(row.reward) else None,
+            "terms": row.terms,
             "logp": round(float(row.logp.sum()), 6),
             "length": len(row.tokens),
         }

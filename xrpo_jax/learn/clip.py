@@ -10,7 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from xrpo_jax.types import Batch, TokenStats
+from xrpo_jax.arrays import Batch, TokenStats
 
 Surrogate = tuple[jax.Array, jax.Array]
 

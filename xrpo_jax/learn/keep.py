@@ -11,8 +11,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from xrpo_jax.arrays import Batch
 from xrpo_jax.learn.groups import Groups
-from xrpo_jax.types import Batch, Kind
+from xrpo_jax.types import Kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from xrpo_jax.arrays import Batch, Scores, TokenStats
 from xrpo_jax.learn.advantage import GroupZ
 from xrpo_jax.learn.clip import PPO
 from xrpo_jax.learn.groups import Groups
 from xrpo_jax.learn.ratio import Token
 from xrpo_jax.learn.weight import SequenceMean
-from xrpo_jax.types import Batch, Scores, TokenStats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from xrpo_jax.types import Batch, Scores, TokenStats
+from xrpo_jax.arrays import Batch, Scores, TokenStats
 
 
 def k1(d: jax.Array) -> jax.Array:

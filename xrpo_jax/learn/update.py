@@ -24,11 +24,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
+from xrpo_jax.arrays import Batch, Params, Scores, TrainState
 from xrpo_jax.learn.groups import Groups
 from xrpo_jax.learn.objective import Learn, loss, score
 from xrpo_jax.log import Clock
 from xrpo_jax.policy import Policy, token_stats
-from xrpo_jax.types import Batch, Params, Scores, TrainState
 
 SUMS = ("loss", "tokens", "clipped", "kl_old", "entropy")
 ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()

@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from xrpo_jax.arrays import Batch
 from xrpo_jax.learn.groups import Groups
-from xrpo_jax.types import Batch
 
 
 def _rows(batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -21,6 +21,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable
+from typing import ClassVar
 
 from xrpo_jax.types import Conversation, Verdict, question
 
@@ -164,6 +165,7 @@ def _needs_its_rule(problem: Problem) -> bool:
 class Arithmetic:
     """The task: problems by index, levels in turn and families in turn within a level."""
 
+    bounded: ClassVar[bool] = True
     problems: tuple[Problem, ...]
     levels: tuple[str, ...] = LEVELS
 

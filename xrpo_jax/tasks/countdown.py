@@ -12,6 +12,7 @@ import hashlib
 import re
 import zlib
 from fractions import Fraction
+from typing import ClassVar
 
 from xrpo_jax.types import Conversation, Verdict, question
 
@@ -168,6 +169,7 @@ def _draw(name: str, level: str) -> Problem | None:
 class Countdown:
     """The task: problems by index, levels in turn; `use_all` asks for every number exactly once."""
 
+    bounded: ClassVar[bool] = True
     problems: tuple[Problem, ...]
     use_all: bool = True
     levels: tuple[str, ...] = LEVELS

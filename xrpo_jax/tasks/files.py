@@ -14,18 +14,45 @@ import hashlib
 import os
 import re
 
-from xrpo_jax.data import grade
 from xrpo_jax.data.example import Example
 from xrpo_jax.data.load import FORMATS, Loaded, few_shot, load, merge
 from xrpo_jax.data.read import read
 from xrpo_jax.tasks import countdown
 from xrpo_jax.types import Conversation, Turn, Verdict, normal, text_of
+from xrpo_jax.verify import math
+from xrpo_jax.verify.choice import choice, grade_choice
+from xrpo_jax.verify.code import grade_code
+from xrpo_jax.verify.code_blocks import blocks, final_text
+from xrpo_jax.verify.extract import boxed, stated
+from xrpo_jax.verify.sandbox import Limits, check_seconds, describe
+from xrpo_jax.verify.structure import parse, spell
 
 INSTRUCTIONS = {  # appended to a question; not to message lists, which have their own wording
     "math": r"Please reason step by step, and put your final answer within \boxed{}.",
     "choice": r"Please reason step by step, and put the letter of your choice within \boxed{}.",
     "countdown": r"Please reason step by step, and put your final expression within \boxed{}.",
+    "function": "Write the whole function in one ```python block.",
+    "program": "Write a Python program that reads standard input and writes standard output, in "
+    "one ```python block.",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grading:
+    """How answers are compared (see verify/math.py: Rules) and what code may use."""
+
+    last_number: bool = False
+    tolerance: float = 0.0
+    strict: bool = False
+    partial: bool = False
+    time_s: float = Limits().time_s
+    total_s: float = 60.0
+    memory_mb: int = Limits().memory_mb
+
+    def __post_init__(self):
+        math.Rules(tolerance=self.tolerance)
+        Limits(time_s=self.time_s, memory_mb=self.memory_mb)
+        check_seconds("total_s", self.total_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +63,7 @@ class Files:
     shown: Conversation = ()
     levels: tuple[str, ...] = ()
     notes: str = ""
+    grading: Grading = Grading()
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -48,31 +76,55 @@ class Files:
         """What the row says, such as MATH's `Level 5`, or the name of the layout."""
         return self.examples[i].level
 
+    @property
+    def deadline(self) -> float:
+        """Seconds that a grader may take for one completion, over its own limits."""
+        return self.grading.total_s + 10.0 if self._runs_code() else 10.0
+
     def describe(self) -> str:
-        """What was read, skipped and dropped, in a line."""
-        return self.notes
+        """What was read, skipped and dropped, and under which guard code runs."""
+        return "\n".join([self.notes, describe()] if self._runs_code() else [self.notes])
+
+    def _runs_code(self) -> bool:
+        return any(example.kind == "code" for example in self.examples)
 
     def answer(self, i: int, completion: str) -> str | None:
-        """The answer in the one spelling of all that are equal to it; None if there is none."""
+        """The answer in a spelling that equal ones share, but for algebra; None for none."""
         example = self.examples[i]
         if example.kind == "choice":
-            return grade.choice_answer(completion, example.letters)
+            return choice(completion, example.letters)
         if example.kind == "countdown":
             return _countdown(example).answer(0, _expression(completion))
-        return grade.math_answer(completion)
+        if example.kind == "code":
+            code = blocks(final_text(completion))
+            return code[-1][1].strip() if code else None
+        found = math.answer_of(completion, last=self.grading.last_number)
+        return None if found is None else spell(parse(found))
 
     def rewards(self, i: int, completion: str) -> Verdict:
-        """One for the right answer, else zero: wrong, or unparsed where none is found."""
-        example = self.examples[i]
+        """One for the right answer, else zero; code may earn the share of its tests that pass."""
+        example, grading = self.examples[i], self.grading
+        if example.kind == "choice":
+            return grade_choice(completion, example.gold, letters=example.letters)
         if example.kind == "countdown":
             return _countdown(example).rewards(0, _expression(completion))
-        found = self.answer(i, completion)
-        if found is None:
-            return Verdict(status="unparsed", score=0.0, reason="no final answer found")
-        gold = example.gold if example.kind == "choice" else grade.canonical(example.gold)
-        if grade.equal(gold, found):
-            return Verdict(status="correct", score=1.0)
-        return Verdict(status="wrong", score=0.0, reason=f"{found[:80]} is not {gold[:80]}")
+        if example.kind == "code":
+            mode = "fraction" if grading.partial else "all"
+            return grade_code(
+                completion,
+                **example.gold,
+                mode=mode,
+                total_s=grading.total_s,
+                time_s=grading.time_s,
+                memory_mb=grading.memory_mb,
+            )
+        return math.grade(
+            completion,
+            example.gold,
+            last_number=grading.last_number,
+            tolerance=grading.tolerance,
+            strict=grading.strict,
+        )
 
 
 def _countdown(example: Example) -> countdown.Countdown:
@@ -82,7 +134,7 @@ def _countdown(example: Example) -> countdown.Countdown:
 
 
 def _expression(completion: str) -> str:
-    text = (grade.stated(completion) or "")[: 10 * countdown.MAX_CHARACTERS]
+    text = (stated(completion) or "")[: 10 * countdown.MAX_CHARACTERS]
     text = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
     for sign, plain in (("\\times", "*"), ("\\cdot", "*"), ("×", "*"), ("÷", "/"), ("\\div", "/")):
         text = text.replace(sign, plain)
@@ -109,6 +161,13 @@ def make(
     hub_split: str = "train",
     eval_subset: str = "",
     eval_hub_split: str = "test",
+    last_number: bool = False,  # the last number counts where no answer is stated
+    tolerance: float = 0.0,  # relative difference of numbers that is still right
+    strict: bool = False,  # percent signs, units and the order of a list must be as in the data
+    partial: bool = False,  # code earns the share of its tests that pass
+    time_s: float = Limits().time_s,  # of each test of code
+    total_s: float = 60.0,  # of all its tests
+    memory_mb: int = Limits().memory_mb,
 ) -> Files:
     """The rows of `path` for train, of `eval_path` (or held out of `path`) for test."""
     if split not in ("train", "test"):
@@ -131,6 +190,15 @@ def make(
     for name, value in idle.items():
         if value and not eval_path:
             raise ValueError(f"{name}={value!r} without eval_path; allowed: with a task.eval_path")
+    grading = Grading(
+        last_number=last_number,
+        tolerance=tolerance,
+        strict=strict,
+        partial=partial,
+        time_s=time_s,
+        total_s=total_s,
+        memory_mb=memory_mb,
+    )
     common = {"on_bad_row": on_bad_row, "dedupe": dedupe}
     layout = {
         "format": format,
@@ -144,10 +212,10 @@ def make(
     share = 0.0 if eval_path else held_out
     pool = tuple(e for e in whole.examples if not _held(e, share)) if whole else ()
     shown = few_shot(pool, shots)
-    if any(example.given or example.kind == "countdown" for example in shown):
+    if any(e.given or e.kind in ("countdown", "code") and not e.solution for e in shown):
         raise ValueError(
-            f"shots={shots}; allowed: 0 for message lists and for countdown rows, which have no "
-            "worked solutions to show"
+            f"shots={shots}; allowed: 0 for message lists, and for countdown and code rows that "
+            "have no worked solutions to show"
         )
     if split == "train":
         chosen, source = pool, whole
@@ -176,6 +244,7 @@ def make(
         shown=told,
         levels=tuple(sorted({example.level for example in chosen})),
         notes=notes,
+        grading=grading,
     )
 
 
@@ -211,12 +280,6 @@ def _load_one(setting: str, value: str, subset: str, hub_split: str, **settings)
         # What read() says begins with the file's name.
         text = str(error)
         raise ValueError(f"{setting}={text}" if text[0] in "'\"" else text) from error
-    if loaded.examples[0].kind == "code":
-        raise ValueError(
-            f"{setting}={value!r}: {loaded.describe()}, whose answers are code; grading code needs "
-            "a sandboxed verifier, which this version does not have. Choose math, choice or "
-            "countdown data"
-        )
     return loaded
 
 
@@ -234,16 +297,25 @@ def _told(example: Example, instruction: str) -> Example:
     """The example with the instruction at the end of its question."""
     *before, last = example.prompt
     if instruction == "auto":
-        instruction = "" if example.given else INSTRUCTIONS[example.kind]
+        instruction = "" if example.given else INSTRUCTIONS[_wanted(example)]
     if not instruction:
         return example
     turn = Turn(role="user", content=f"{last.content}\n{instruction}")
     return dataclasses.replace(example, prompt=(*before, turn))
 
 
+def _wanted(example: Example) -> str:
+    """What the instruction asks for."""
+    if example.kind != "code":
+        return example.kind
+    return "function" if example.gold["entry_point"] else "program"
+
+
 def _solution(example: Example) -> Turn:
     """The example's worked solution, ending as the instruction asks."""
     text = example.solution
-    if grade.boxed(text) is None:
+    if example.kind == "code":
+        return Turn(role="assistant", content=f"```python\n{example.gold['prefix']}{text}\n```")
+    if boxed(text) is None:
         text = f"{text}\nThe answer is \\boxed{{{example.gold}}}.".strip()
     return Turn(role="assistant", content=text)

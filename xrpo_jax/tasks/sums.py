@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import re
 import zlib
+from typing import ClassVar
 
 from xrpo_jax.types import Conversation, Verdict, question
 
@@ -79,6 +80,7 @@ def _draw(name: str, level: str, place: int) -> Problem:
 class Sums:
     """The task: questions by index, levels in turn."""
 
+    bounded: ClassVar[bool] = True
     problems: tuple[Problem, ...]
     levels: tuple[str, ...]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import ClassVar
 
 from xrpo_jax.types import Conversation, Verdict, question
 
@@ -19,6 +20,7 @@ LEVELS = ("easy", "hard")
 class Letters:
     """Questions such as `kcap:` by index."""
 
+    bounded: ClassVar[bool] = True
     questions: tuple[str, ...]
     levels: tuple[str, ...] = LEVELS
 
