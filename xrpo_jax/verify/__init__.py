@@ -8,44 +8,20 @@ hard deadline.
 
 from __future__ import annotations
 
-import functools
-import threading
+import importlib
 
-from xrpo_jax.types import Verdict
-from xrpo_jax.verify import math
-from xrpo_jax.verify.choice import grade_choice
-from xrpo_jax.verify.code import grade_code
-from xrpo_jax.verify.pool import Pool
-from xrpo_jax.verify.worker import inside_worker
-
-__all__ = ["Pool", "Verdict", "grade_choice", "grade_code", "grade_math"]
-
-_STARTING = threading.Lock()
+_HOMES = {
+    "Pool": "xrpo_jax.verify.pool",
+    "Verdict": "xrpo_jax.types",
+    "grade_choice": "xrpo_jax.verify.choice",
+    "grade_code": "xrpo_jax.verify.code",
+    "grade_math": "xrpo_jax.verify.guarded",
+}
+__all__ = list(_HOMES)
 
 
-def grade_math(
-    completion: str, gold: str | int | float, *, deadline: float = 10.0, **settings
-) -> Verdict:
-    """Whether the answer that a completion states equals `gold`, with the settings of math.grade.
-
-    What takes algebra is computed in a worker process that is killed after `deadline` seconds and
-    shared by all calls; for many completions at a time a `Pool` is faster. Raises ValueError for a
-    gold that no answer could meet, or a wrong setting.
-    """
-    if inside_worker():  # of a pool, under its deadline
-        return math.grade(completion, gold, **settings)
-    try:
-        return math.grade(completion, gold, algebra=False, **settings)
-    except math.NeedsAlgebra:
-        with _STARTING:
-            pool = _shared_pool(deadline)
-        return pool.map([(completion, gold, settings)])[0]
-
-
-@functools.cache
-def _shared_pool(deadline: float) -> Pool:
-    return Pool(_grade_here, workers=1, deadline=deadline)
-
-
-def _grade_here(completion: str, gold: str, settings: dict) -> Verdict:
-    return math.grade(completion, gold, **settings)
+def __getattr__(name: str):
+    """Imports on first use: not every grader needs sympy, and workers should start fast."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
