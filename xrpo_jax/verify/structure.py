@@ -275,10 +275,8 @@ def _equation(sides: list[str], named: bool, depth: int) -> Node:
         if not has_symbol(sides[0]):  # 7 = x
             sides, named = sides[::-1], True
     parts = tuple(_parse(side, depth + 1) for side in sides)
-    if not named and not any(
-        has_symbol(side) for side in sides
-    ):  # 2^3 + 3 = 11: all of them one value
-        return Node(kind="chain", parts=parts)
+    if not named and not any(has_symbol(side) for side in sides):
+        return Node(kind="chain", parts=parts)  # 2^3 + 3 = 11: all of them one value
     if not named:
         return Node(kind="relation", text="=", parts=parts)
     value = parts[1] if len(parts) == 2 else Node(kind="chain", parts=parts[1:])
