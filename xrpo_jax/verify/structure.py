@@ -93,7 +93,7 @@ def _parsed(text: str) -> Node:
 
 def _parse(text: str, depth: int) -> Node:
     text = clean(text)
-    text = text[1:].lstrip() if text.startswith("+") else text
+    text = (text[1:].lstrip() or text) if text.startswith("+") else text
     if depth > MAX_DEPTH:
         return Node(kind="expression", text=text)
     if not text:
