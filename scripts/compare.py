@@ -3,158 +3,153 @@
     python scripts/compare.py runs/ablations [--baseline=grpo] [--target=0.5]
 
 Folders are named VARIANT-SEED. Numbers are means over seeds with 95 % Student-t intervals;
-differences to the baseline are paired by seed. Writes FOLDER/compare.md and FOLDER/compare.png.
+differences to the baseline are paired by seed; the best variant comes first. Runs may end at
+different steps, as those with a budget of tokens do; the note under the table says so where their
+budgets differ. Writes FOLDER/compare.md and FOLDER/compare.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-import re
 
 import numpy as np
-from scipy import stats
-
-from xrpo_jax.log import read_metrics
-
-
-def read(folder: pathlib.Path) -> dict[str, dict[int, list[dict]]]:
-    """variant -> seed -> records."""
-    runs: dict[str, dict[int, list[dict]]] = {}
-    for path in sorted(folder.glob("*/metrics.jsonl")):
-        found = re.fullmatch(r"(.+)-(\d+)", path.parent.name)
-        if found:
-            records = read_metrics(path)
-            if records and "eval/pass@1" in records[-1] and "reward" not in records[-1]:
-                runs.setdefault(found[1], {})[int(found[2])] = records
-            else:
-                print(f"left out, not finished: {path.parent}")
-    return runs
-
-
-def curve(records: list[dict], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric."""
-    chosen = [record for record in records if name in record]
-    return [record["step"] for record in chosen], [record[name] for record in chosen]
-
-
-def mean_interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half-width of its 95 % Student-t interval (NaN for a single value)."""
-    values = np.asarray(values, np.float64)
-    if len(values) < 2:
-        return float(values.mean()), float("nan")
-    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return float(values.mean()), float(half)
-
-
-def steps_to(records: list[dict], target: float) -> float:
-    """The step at which held-out pass@1 first reaches `target`, read off between evaluations."""
-    steps, values = curve(records, "eval/pass@1")
-    for place, value in enumerate(values):
-        if value >= target:
-            if place == 0:
-                return steps[0]
-            share = (target - values[place - 1]) / (value - values[place - 1])
-            return steps[place - 1] + share * (steps[place] - steps[place - 1])
-    return float("inf")
-
-
-def over_run(records: list[dict], name: str) -> float:
-    """Mean of a metric over the evaluations after the first: how soon, not only how far."""
-    return float(np.mean(curve(records, name)[1][1:]))
-
-
-def _steps(value: float) -> str:
-    return f"{value:.0f}" if np.isfinite(value) else "never"
+from compare_curves import draw
+from compare_runs import (
+    Run,
+    Runs,
+    axis,
+    differ,
+    every,
+    known,
+    mean_interval,
+    metrics,
+    over_run,
+    read,
+    steps_to,
+    tokens_to,
+)
 
 
 def percent(values: list[float], signed: bool = False) -> str:
+    """Mean ± interval of what there is; "" without values."""
+    values = [value for value in values if not np.isnan(value)]
+    if not values:
+        return ""
     mean, half = mean_interval(values)
     text = f"{100 * mean:{'+' if signed else ''}.1f}"
     return text if np.isnan(half) else f"{text} ± {100 * half:.1f}"
 
 
-def levels(record: dict) -> list[str]:
-    """Names of held-out pass@1 by level, in the task's order: the last is the hardest."""
-    names = [name for name in record if name.startswith("eval/pass@1/")]
-    return [name for name in names if not name.endswith(("_low", "_high"))]
-
-
-def table(runs: dict, baseline: str, target: float) -> str:
-    """A Markdown table, one row a variant."""
-    last = max(r["step"] for seeds in runs.values() for records in seeds.values() for r in records)
-    complete = {
-        variant: {s: r for s, r in seeds.items() if r and r[-1]["step"] == last}
-        for variant, seeds in runs.items()
-    }
-    some = next(r for seeds in complete.values() for r in seeds.values())
-    passed = [name for name in some[-1] if re.fullmatch(r"eval/(pass|cons)@\d+", name)]
-    by_level = levels(some[-1])
-    names = [*passed, *by_level]
-    heads = [name.removeprefix("eval/").removeprefix("pass@1/") for name in names]
-    compared = ("eval/pass@1", *by_level[-1:])
-    short = [name.rpartition("/")[2] for name in compared]
-    heads += [f"{name} over the run" for name in short]
-    heads += [f"{name} against {baseline}" for name in short]
-    heads += [f"steps to {target:.0%}", "tokens", "s/step"]
-    lines = ["| variant | seeds | " + " | ".join(heads) + " |", "|" + "---|" * (len(heads) + 2)]
-    for variant, seeds in complete.items():
-        if not seeds:
-            continue
-        cells = [variant, str(len(seeds))]
-        cells += [percent([r[-1][name] for r in seeds.values()]) for name in names]
-        cells += [percent([over_run(r, name) for r in seeds.values()]) for name in compared]
-        for name in compared:
-            paired = [
-                over_run(seeds[s], name) - over_run(complete[baseline][s], name)
-                for s in seeds
-                if s in complete.get(baseline, {})
-            ]
-            cells.append(percent(paired, signed=True) if variant != baseline and paired else "")
-        reached = [steps_to(r, target) for r in seeds.values()]
-        low, middle, high = np.percentile(reached, [0, 50, 100], method="nearest")
-        cells.append(f"{_steps(middle)} ({_steps(low)} to {_steps(high)})")
-        cells.append(f"{np.mean([r[-1]['eval/length'] for r in seeds.values()]):.1f}")
-        spent = [np.median(curve(r, "seconds/step")[1]) for r in seeds.values()]
-        cells.append(f"{np.mean(spent):.2f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    note = (
-        f"\nHeld-out, percent, mean ± 95 % over seeds; at step {last} where nothing else is said; "
-        "differences are of the means over the run, paired by seed; steps to target: median "
-        "and range over seeds."
+def middle_range(values: list[float], scale: float = 1.0, digits: int = 0) -> str:
+    """Median and range, infinity as "never"; "" where one is unknown."""
+    if np.isnan(values).any():
+        return ""
+    low, middle, high = (
+        f"{value / scale:,.{digits}f}" if np.isfinite(value) else "never"
+        for value in np.percentile(values, [0, 50, 100], method="nearest")
     )
-    return "\n".join(lines) + "\n" + note
+    return f"{middle} ({low} to {high})"
 
 
-def draw(runs: dict, path: pathlib.Path) -> None:
-    """Held-out pass@1, overall and by level: mean over seeds and its range."""
-    import matplotlib
+def ordered(runs: Runs) -> Runs:
+    """By the mean of the last pass@1, best first."""
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    def last(variant: str) -> float:
+        return float(np.mean([run.records[-1]["eval/pass@1"] for run in runs[variant].values()]))
 
-    some = next(records for seeds in runs.values() for records in seeds.values())
-    names = ["eval/pass@1", *levels(some[-1])]
-    size = (3.7 * len(names), 3.6)
-    figure, axes = pyplot.subplots(1, len(names), figsize=size, layout="constrained")
-    for axis, name in zip(axes, names, strict=True):
-        for variant, seeds in runs.items():
-            curves = [curve(records, name) for records in seeds.values()]
-            shared = min(len(steps) for steps, _ in curves)
-            if not shared:
-                continue
-            steps = curves[0][0][:shared]
-            values = np.array([value[:shared] for _, value in curves])
-            (line,) = axis.plot(steps, values.mean(axis=0), label=variant)
-            axis.fill_between(
-                steps, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.12
-            )
-        axis.set(xlabel="step", ylabel=name.removeprefix("eval/"), ylim=(0, None))
-        axis.grid(alpha=0.25)
-    axes[0].set_title("held-out, mean and range over seeds")
-    axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    return {variant: runs[variant] for variant in sorted(runs, key=last, reverse=True)}
+
+
+def row(
+    seeds: dict[int, Run],
+    against: dict[int, Run],
+    names: list[str],
+    compared: list[str],
+    along: str,
+    target: float,
+) -> list[str]:
+    """The cells of a variant, in the order of `table`; `against` are the baseline's runs."""
+    members = list(seeds.values())
+
+    def last(name: str) -> list[float]:
+        return [run.records[-1][name] for run in members if name in run.records[-1]]
+
+    cells = [str(len(members)), *(percent(last(name)) for name in names)]
+    cells += [percent([over_run(run, name, along) for run in members]) for name in compared]
+    for name in compared if against else ():
+        paired = [
+            over_run(seeds[seed], name, along) - over_run(against[seed], name, along)
+            for seed in sorted(seeds.keys() & against.keys())
+        ]
+        cells.append("" if seeds is against else percent(paired, signed=True))
+    cells.append(middle_range([steps_to(run, target) for run in members]))
+    cells.append(middle_range([tokens_to(run, target) for run in members], scale=1000, digits=1))
+    cells.append(f"{np.mean(last('eval/length')):.1f}" if last("eval/length") else "")
+    spent = np.mean([run.spent[-1] for run in members]) / 1000
+    cells.append(f"{spent:,.1f}" if np.isfinite(spent) else "")
+    cells.append(f"{np.mean([run.steps for run in members]):.0f}")
+    times = [[r["seconds/step"] for r in run.records if "seconds/step" in r] for run in members]
+    times = [np.median(each) for each in times if each]
+    cells.append(f"{np.mean(times):.2f}" if times else "")
+    return cells
+
+
+def table(runs: Runs, baseline: str, target: float) -> str:
+    """A Markdown table, one row a variant, and what to know about it."""
+    along = axis(runs)
+    passed, by_level = metrics(runs)
+    names = [*passed, *by_level[-1:]]
+    compared = ["eval/pass@1", *by_level[-1:]]
+    short = [name.rpartition("/")[2] for name in compared]
+    against = runs.get(baseline, {})
+    heads = ["variant", "seeds"]
+    heads += [name.removeprefix("eval/").removeprefix("pass@1/") for name in names]
+    heads += [f"{name} over the run" for name in short]
+    heads += [f"{name} against {baseline}" for name in short if against]
+    heads += [f"steps to {target:.0%}", f"k tokens to {target:.0%}"]
+    heads += ["answer tokens", "k decoded", "steps", "s/step"]
+    lines = [heads]
+    for variant, seeds in ordered(runs).items():
+        name = f"{variant} (baseline)" if variant == baseline else variant
+        lines.append([name, *row(seeds, against, names, compared, along, target)])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    texts = [" | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
+    rows = [f"| {text} |" for text in texts]
+    rows.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([*rows, "", note(runs, baseline, along)])
+
+
+def note(runs: Runs, baseline: str, along: str) -> str:
+    """How the numbers were made, and where the runs are not alike."""
+    members = every(runs)
+    said = [
+        "Held-out, percent, mean ± 95 % over seeds, at the end of each run where nothing else is "
+        f"said; over the run: mean along its {along}; differences are of these, paired by seed; "
+        "steps and thousands of decoded tokens to the target: median and range over seeds; "
+        "k decoded: all that a run decoded for training, in thousands."
+    ]
+    if baseline not in runs:
+        said.append(f"No finished run of the baseline {baseline}.")
+    missing = [run for run in members if np.isfinite(run.spent[-1]) and not run.counted]
+    if missing:
+        said.append(
+            f"{len(missing)} of {len(members)} runs logged no decoded tokens: theirs are length x "
+            "rollouts."
+        )
+    amounts = {
+        (variant, seed): run.spent[-1] / 1000 if known(runs) else run.steps
+        for variant, seeds in runs.items()
+        for seed, run in seeds.items()
+    }
+    values = list(amounts.values())
+    # Steps are all alike or they differ: nobody's step is a tenth of a per cent too long.
+    if differ(values, 0.1 if known(runs) else 0.0):
+        low, high = min(amounts, key=amounts.get), max(amounts, key=amounts.get)
+        unit = "thousand decoded tokens" if known(runs) else "steps"
+        ends = [f"{amounts[one]:,.0f} ({one[0]}, seed {one[1]})" for one in (low, high)]
+        said.append(f"**Budgets differ**: from {ends[0]} to {ends[1]} {unit}.")
+    return "\n".join(said)
 
 
 def main() -> None:
@@ -169,7 +164,7 @@ def main() -> None:
     text = table(runs, options.baseline, options.target)
     print(text)
     (options.folder / "compare.md").write_text(text + "\n")
-    draw(runs, options.folder / "compare.png")
+    draw(ordered(runs), options.baseline, options.folder / "compare.png")
     print(f"\ncurves {options.folder / 'compare.png'}")
 
 

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from xrpo_jax.arrays import Samples
+from xrpo_jax.arrays import Path, Samples
 from xrpo_jax.explore.reward import Graded, grade_here
 from xrpo_jax.types import Conversation, Kind, Progress, Rollout, Tools, Verdict, question
 
@@ -126,37 +126,76 @@ def progress(outcomes, batch: int | None = None) -> Progress:
     )
 
 
+class Cache(str):
+    """The prompt's text in place of a cache on a device."""
+
+    def delete(self) -> None:
+        """What a step does with the caches of its paths when it ends."""
+
+
 @dataclasses.dataclass(kw_only=True)
 class Draw:
-    """Draws what `says(prompt text, prompt, index)` returns, and keeps what it was asked."""
+    """Draws what `says(prompt text, prompt, index)` returns, and keeps what it was asked.
+
+    A row that is resumed says the rest of its own text, from where the path's tokens end.
+    """
 
     says: object
     new: int = 8
     calls: list = dataclasses.field(default_factory=list)
 
-    def __call__(self, params, prompts, row, keys, limit) -> Samples:
+    def __call__(self, params, prompts, row, keys, limit, keep=False) -> Samples:
+        texts = [decode(prompt) for prompt in prompts]
+        nothing = np.zeros(0, np.int32)
+        begins = [
+            Path(
+                cache=Cache(texts[place]),
+                place=i,
+                prompt_length=len(prompts[place]),
+                tokens=nothing,
+            )
+            for i, place in enumerate(row)
+        ]
+        return self._draw(begins, keys, limit, keep, prompts=texts, row=np.array(row))
+
+    def resume(self, params, paths, keys, limit, keep=False) -> Samples:
+        if any(len(path.tokens) == 0 for path in paths):
+            raise ValueError("a path of no tokens cannot be resumed; allowed: at least one token")
+        texts = [path.cache for path in paths]
+        return self._draw(
+            paths, keys, limit, keep, prompts=texts, row=np.arange(len(paths)), resumed=True
+        )
+
+    def _draw(self, begins, keys, limit, keep, **call) -> Samples:
         self.calls.append(
             {
-                "prompts": [decode(prompt) for prompt in prompts],
-                "row": np.array(row),
                 "prompt": np.array(keys.prompt),
                 "index": np.array(keys.index),
                 "step_key": np.array(keys.step_key),
                 "limit": limit,
+                "resumed": False,
             }
+            | call
         )
-        size = len(row)
+        size = len(begins)
         out = Samples(
             tokens=np.zeros((size, self.new), np.int32),
             logp=np.zeros((size, self.new), np.float32),
             length=np.zeros(size, np.int32),
             stopped=np.zeros(size, bool),
         )
-        for i in range(size):
-            text = self.says(decode(prompts[row[i]]), int(keys.prompt[i]), int(keys.index[i]))
-            tokens = [*encode(text), END][: self.new]
+        paths = []
+        for i, most in enumerate(np.broadcast_to(limit, size).tolist()):
+            begun = begins[i].tokens
+            out.stopped[i] = END in begun
+            tokens = []
+            if not out.stopped[i]:
+                text = self.says(begins[i].cache, int(keys.prompt[i]), int(keys.index[i]))
+                tokens = [*encode(text[len(begun) :]), END][: min(most, self.new - len(begun))]
+                out.stopped[i] = END in tokens
             out.tokens[i, : len(tokens)] = tokens
-            out.logp[i, : len(tokens)] = -0.1 * (1 + np.arange(len(tokens)))
+            out.logp[i, : len(tokens)] = -0.1 * (1 + len(begun) + np.arange(len(tokens)))
             out.length[i] = len(tokens)
-            out.stopped[i] = len(text) < self.new
-        return out
+            whole = np.append(begun, np.array(tokens, np.int32))
+            paths.append(dataclasses.replace(begins[i], tokens=whole))
+        return out.replace(paths=tuple(paths)) if keep else out

@@ -26,6 +26,12 @@ class Rows:
     still: np.ndarray | None = None  # f64[N,S] `now` without gradient
     reference: np.ndarray | None = None  # f64[N,S] of the initial policy
     kept: np.ndarray | None = None  # bool[N] rows of the loss; the others count in their group
+    entropy: np.ndarray | None = None  # f64[N,S] of the current policy
+    old_entropy: np.ndarray | None = None  # f64[N,S] of the policy that drew them
+    reference_entropy: np.ndarray | None = None  # f64[N,S] of the initial policy
+    baseline: np.ndarray | None = None  # f64[N] what was known of the prompt, from 0 to 1
+    ancestors: np.ndarray | None = None  # i[N,A] column d: rows with one number share d segments
+    kind: np.ndarray | None = None  # i[N] of types.Kind; None: all plain
 
     @property
     def number(self) -> int:
@@ -282,7 +288,277 @@ def xrpo_token(rows: Rows, low=0.2, high=0.2, weight=2.5, cap=0.5, average="grou
     return grpo(rows, low, high, advantage=novelty(base, rows, weight, cap, average))
 
 
+def grpo_entropy(rows: Rows, low=0.2, high=0.2, coefficient=1e-3) -> float:
+    """GRPO's loss minus the coefficient times the mean entropy."""
+    if coefficient == 0:  # the toy has no entropies
+        return grpo(rows, low, high)
+    bonus = [{t: rows.entropy[i, t] for t in rows.trained(i)} for i in range(rows.number)]
+    return grpo(rows, low, high) - coefficient * sequence_mean(bonus, rows.group)
+
+
+def tepo(
+    rows: Rows,
+    low=3e-4,
+    high=4e-4,
+    beta=1.0,
+    entropy_drop="old",
+    entropy_band=1e-4,
+    by_sequence=True,
+    masked=True,
+    token_level=True,
+    token_low=0.2,
+    token_high=0.28,
+) -> float:
+    """2510.09369: `min(s A, clip(s) A) - beta M k3` on every token."""
+    advantage = group_z(rows.reward, rows.group)
+    level, ratio, still = sequence_ratio(rows), token_ratio(rows), rows.frozen()
+
+    def falls(i, t):
+        if entropy_drop == "old":
+            return rows.entropy[i, t] - rows.old_entropy[i, t] < -entropy_band
+        if entropy_drop == "ref":
+            return rows.entropy[i, t] - rows.reference_entropy[i, t] < -entropy_band
+        return -still[i, t] < rows.entropy[i, t]
+
+    def objective(i, t):
+        if by_sequence:
+            value = ppo(level[i], advantage[i], low, high)
+        else:
+            value = ppo(ratio[i][t], advantage[i], token_low, token_high)
+        if beta and (not masked or (advantage[i] > 0 and falls(i, t))):
+            other = rows.reference if entropy_drop == "ref" else rows.old
+            value -= beta * k3(other[i, t] - rows.now[i, t])
+        return value
+
+    losses = _losses(rows, objective)
+    return token_mean(losses, rows.group) if token_level else sequence_mean(losses, rows.group)
+
+
+def response_weights(
+    rows: Rows, cap=5.0, mean_weights=False, positive_only=False
+) -> dict[int, float]:
+    """ReCo's `w_i` of every row of the loss: `min(1 / (G π̄), cap / G)`."""
+    advantage = group_z(rows.reward, rows.group)
+    present = [i for i in range(rows.number) if rows.trained(i)]
+    group = {i: [j for j in present if rows.group[j] == rows.group[i]] for i in present}
+    weights = {}
+    for i in present:
+        tokens = rows.trained(i)
+        likely = math.exp(sum(rows.old[i, t] for t in tokens) / len(tokens))
+        weights[i] = min(1 / (len(group[i]) * likely), cap / len(group[i]))
+        if positive_only and advantage[i] <= 0:
+            weights[i] = 1 / len(group[i])
+    if mean_weights:
+        return {i: weights[i] / sum(weights[j] for j in group[i]) for i in present}
+    return weights
+
+
+def variance(logp: float) -> float:
+    """`p (1 - p)` with p kept 1e-5 away from 0 and 1."""
+    p = min(max(math.exp(min(logp, 0.0)), 1e-5), 1 - 1e-5)
+    return p * (1 - p)
+
+
+def reco(
+    rows: Rows,
+    low=0.2,
+    high=0.2,
+    clip_mode="clamp_ratio_mask",
+    cap=5.0,
+    response=True,
+    token=True,
+    mean_weights=False,
+    positive_only=False,
+    absolute=False,
+    token_level=False,
+    beta=0.0,
+) -> float:
+    """2607.26862: the gradient is `w_i v_it A_i ∇ log π`, v the ratio of variances."""
+    advantage, still = group_z(rows.reward, rows.group), rows.frozen()
+
+    def kept(ratio, i):
+        above, below = advantage[i] > 0 and ratio > 1 + high, advantage[i] < 0 and ratio < 1 - low
+        return 0.0 if above or below else 1.0
+
+    def objective(i, t):
+        if not token:
+            value = ppo(math.exp(rows.now[i, t] - rows.old[i, t]), advantage[i], low, high)
+        else:
+            true = math.exp(still[i, t] - rows.old[i, t])
+            own = variance(still[i, t]) / variance(rows.old[i, t])
+            bounded = min(max(own, 1 - low), 1 + high)
+            if absolute:
+                bounded = 4 * variance(still[i, t])
+            if clip_mode == "clamp_ratio_mask":
+                scale = bounded * kept(true, i)
+            elif clip_mode == "ppo_on_rvar":
+                scale = min(own, 10.0) * kept(own, i)
+            else:
+                scale = bounded
+            value = scale * advantage[i] * rows.now[i, t]
+        if beta:
+            value -= beta * k3(rows.reference[i, t] - rows.now[i, t])
+        return value
+
+    losses = _losses(rows, objective)
+    if not response:
+        return token_mean(losses, rows.group) if token_level else sequence_mean(losses, rows.group)
+    weights = response_weights(rows, cap, mean_weights, positive_only)
+    total = 0.0
+    for i in weights:
+        size = len([j for j in weights if rows.group[j] == rows.group[i]])
+        if token_level:
+            count = sum(len(row) for row in losses)
+            total += size * weights[i] * sum(losses[i].values()) / count
+        else:
+            prompts = len({int(rows.group[j]) for j in weights})
+            total += weights[i] * sum(losses[i].values()) / len(losses[i]) / prompts
+    return total
+
+
+def batch_accuracy(rows: Rows) -> float:
+    """Share of correct rows among those that could be graded."""
+    graded = [i for i in range(rows.number) if math.isfinite(rows.reward[i])]
+    return sum(bool(rows.correct[i]) for i in graded) / len(graded)
+
+
+def expo(rows: Rows, low=0.2, high=0.2, beta=0.02, beta_rule="accuracy", tokens=True) -> float:
+    """2605.11403: clipped surrogate minus `beta_eff` k3, over all tokens; population std."""
+    advantage, ratio = group_z(rows.reward, rows.group, ddof=0), token_ratio(rows)
+    factor = {"akl_matched_const": 0.7, "constant": 1.0}.get(beta_rule)
+    if factor is None:
+        factor = (math.tanh(batch_accuracy(rows)) + 1) / 2
+
+    def objective(i, t):
+        value = ppo(ratio[i][t], advantage[i], low, high)
+        return value - beta * factor * k3(rows.reference[i, t] - rows.now[i, t]) if beta else value
+
+    return (token_mean if tokens else sequence_mean)(_losses(rows, objective), rows.group)
+
+
+UPSTREAM = 3  # the kind of a row that is the beginning of answers
+
+
+def skpo_advantage(rows: Rows) -> list[float]:
+    """2604.08690: beginnings against the tracker, whitened over the batch; the rest in groups."""
+    upstream = [i for i in range(rows.number) if rows.kind is not None and rows.kind[i] == UPSTREAM]
+    advantage = [0.0] * rows.number
+    gap = {i: float(rows.reward[i]) - (2 * float(rows.baseline[i]) - 1) for i in upstream}
+    if gap and max(gap.values()) != min(gap.values()):
+        mean = sum(gap.values()) / len(gap)
+        std = math.sqrt(sum((value - mean) ** 2 for value in gap.values()) / len(gap))
+        for i in upstream:
+            advantage[i] = (gap[i] - mean) / (std + 1e-8)
+    rest = [i for i in range(rows.number) if i not in upstream]
+    for i, value in zip(
+        rest, group_z([rows.reward[i] for i in rest], [rows.group[i] for i in rest]), strict=True
+    ):
+        advantage[i] = value
+    return advantage
+
+
+def skpo(rows: Rows, share=0.5, low=0.2, high=0.2, floor=0.8, cap=1.28) -> float:
+    """2604.08690, Eq. 4 to 6: PPO on beginnings, each a mean; CISPO's form over answers' tokens."""
+    advantage, still = skpo_advantage(rows), rows.frozen()
+    beginnings, tokens = [], []
+    for i in range(rows.number):
+        values = []
+        for t in rows.trained(i):
+            if rows.kind is not None and rows.kind[i] == UPSTREAM:
+                ratio = math.exp(rows.now[i, t] - rows.old[i, t])
+                values.append(-ppo(ratio, advantage[i], low, high))
+            else:
+                ratio = min(max(math.exp(still[i, t] - rows.old[i, t]), floor), cap)
+                tokens.append(-ratio * advantage[i] * rows.now[i, t])
+        beginnings += [sum(values) / len(values)] if values else []
+    upstream = sum(beginnings) / len(beginnings) if beginnings else 0.0
+    downstream = sum(tokens) / len(tokens) if tokens else 0.0
+    return share * upstream + (1 - share) * downstream
+
+
+REFINED = 2  # the kind of a row that answers again, after a critique of an earlier answer
+
+
+def critique_grpo(rows: Rows, limit: int, low=0.2, high=0.2, gamma=0.1) -> float:
+    """2506.03106: one mean baseline; `p / (p + gamma)` for the ratio where a row is a refinement.
+
+    Token sums over the constant, then the mean over prompts.
+    """
+    advantage = group_mean(rows.reward, rows.group)
+    prompts: dict[int, float] = {}
+    for i in range(rows.number):
+        for t in rows.trained(i):
+            if rows.kind is not None and rows.kind[i] == REFINED:
+                p = math.exp(rows.now[i, t])
+                value = p / (p + gamma) * advantage[i]
+            else:
+                ratio = math.exp(rows.now[i, t] - rows.old[i, t])
+                value = ppo(ratio, advantage[i], low, high)
+            prompt = int(rows.group[i])
+            prompts[prompt] = prompts.get(prompt, 0.0) - value / limit
+    return sum(prompts.values()) / len(prompts) if prompts else 0.0
+
+
+def spo_advantage(rows: Rows) -> list[float]:
+    """2509.13232: reward minus tracker, whitened over all rows that could be graded."""
+    graded = [i for i in range(rows.number) if math.isfinite(rows.reward[i])]
+    gap = {i: float(rows.reward[i]) - float(rows.baseline[i]) for i in graded}
+    advantage = [0.0] * rows.number
+    if len(gap) > 1 and max(gap.values()) > min(gap.values()):
+        mean = sum(gap.values()) / len(gap)
+        variance = sum((value - mean) ** 2 for value in gap.values()) / (len(gap) - 1)
+        for i in graded:
+            advantage[i] = (gap[i] - mean) / (math.sqrt(variance) + 1e-8)
+    return advantage
+
+
+def spo(rows: Rows, low=0.2, high=0.28) -> float:
+    advantage, ratio = spo_advantage(rows), token_ratio(rows)
+    losses = _losses(rows, lambda i, t: ppo(ratio[i][t], advantage[i], low, high))
+    return token_mean(losses, rows.group)
+
+
+def treepo_advantage(rows: Rows, subgroups=True, depth_average="plain", whiten=True) -> list[float]:
+    """2508.17445: the mean over depths of `R - mean` among leaves of one beginning, whitened."""
+    graded = [i for i in range(rows.number) if math.isfinite(rows.reward[i])]
+    advantage = [0.0] * rows.number
+    for i in graded:
+        total, weights = 0.0, 0.0
+        for depth in range(rows.ancestors.shape[1] if subgroups else 1):
+            same = rows.group if depth == 0 else rows.ancestors[:, depth]
+            members = [j for j in graded if same[j] == same[i]]
+            if depth > 0 and len(members) < 2:
+                continue
+            rewards = [float(rows.reward[j]) for j in members]
+            equal = max(rewards) == min(rewards)
+            gap = 0.0 if equal else float(rows.reward[i]) - sum(rewards) / len(rewards)
+            weight = len(members) if depth_average == "size" else 1
+            total, weights = total + weight * gap, weights + weight
+        advantage[i] = total / weights
+    if not whiten:
+        return advantage
+    tokens = [advantage[i] for i in graded for _ in rows.tokens(i)]
+    white = [0.0] * rows.number
+    if tokens and max(tokens) > min(tokens):
+        mean = sum(tokens) / len(tokens)
+        variance = sum((value - mean) ** 2 for value in tokens) / (len(tokens) - 1)
+        for i in graded:
+            white[i] = (advantage[i] - mean) / (math.sqrt(variance) + 1e-8)
+    return white
+
+
+def treepo(
+    rows: Rows, low=0.2, high=0.28, subgroups=True, depth_average="plain", whiten=True
+) -> float:
+    advantage, ratio = treepo_advantage(rows, subgroups, depth_average, whiten), token_ratio(rows)
+    losses = _losses(rows, lambda i, t: ppo(ratio[i][t], advantage[i], low, high))
+    return token_mean(losses, rows.group)
+
+
 LOSSES = {
+    "critique_grpo": critique_grpo,
+    "spo": spo,
+    "skpo": skpo,
     "grpo": grpo,
     "drgrpo": drgrpo,
     "rloo": rloo,
@@ -292,7 +568,26 @@ LOSSES = {
     "dapo": dapo,
     "xrpo": xrpo,
     "xrpo_token": xrpo_token,
+    "grpo_entropy": grpo_entropy,
+    "tepo": tepo,
+    "reco": reco,
+    "expo": expo,
+    "treepo": treepo,
 }
+
+
+def entropy_gradient(loss, rows: Rows, step: float = 1e-6) -> np.ndarray:
+    """Central differences of `loss(Rows)` by the current entropy at every token: f64[N,S]."""
+    out = np.zeros_like(rows.entropy)
+    for i in range(rows.number):
+        for t in rows.tokens(i):
+            ends = []
+            for sign in (1, -1):
+                moved = rows.entropy.copy()
+                moved[i, t] += sign * step
+                ends.append(loss(dataclasses.replace(rows, entropy=moved)))
+            out[i, t] = (ends[0] - ends[1]) / (2 * step)
+    return out
 
 
 def gradient(loss, rows: Rows, step: float = 1e-6) -> np.ndarray:
@@ -337,7 +632,84 @@ def bigram_gradient(table: np.ndarray, tokens: np.ndarray, by_logp: np.ndarray) 
     return out
 
 
+def entropy_of(logits) -> float:
+    """The entropy of a softmax of logits."""
+    total = math.log(sum(math.exp(x) for x in logits))
+    return -sum(math.exp(x - total) * (x - total) for x in logits)
+
+
+def entropy_by_logits(logits) -> np.ndarray:
+    """`∂H/∂z = -p (log p + H)`."""
+    total = math.log(sum(math.exp(x) for x in logits))
+    entropy = entropy_of(logits)
+    return np.array([-math.exp(x - total) * (x - total + entropy) for x in logits])
+
+
+def logits_gradient(logits, tokens, by_logp, by_entropy=None) -> np.ndarray:
+    """The gradient by logits [N,S,V] of a loss with given gradients by log-probs and entropies."""
+    out = np.zeros(logits.shape)
+    for i, t in zip(*np.nonzero(by_logp), strict=True):
+        weights = np.exp(logits[i, t])
+        out[i, t] -= by_logp[i, t] * weights / weights.sum()
+        out[i, t, tokens[i, t]] += by_logp[i, t]
+    for i, t in [] if by_entropy is None else zip(*np.nonzero(by_entropy), strict=True):
+        out[i, t] += by_entropy[i, t] * entropy_by_logits(logits[i, t])
+    return out
+
+
+def bigram_entropy(table: np.ndarray, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Entropies f64[N,S] of the bigram policy where it drew each token."""
+    out = np.zeros(tokens.shape)
+    for i in range(tokens.shape[0]):
+        for t in range(1, tokens.shape[1]):
+            if mask[i, t] > 0:
+                out[i, t] = entropy_of(table[tokens[i, t - 1]].astype(np.float64))
+    return out
+
+
+def bigram_entropy_gradient(
+    table: np.ndarray, tokens: np.ndarray, by_entropy: np.ndarray
+) -> np.ndarray:
+    """The gradient by `table` of a loss whose gradient by the entropies is `by_entropy` [N,S]."""
+    out = np.zeros(table.shape)
+    for i in range(tokens.shape[0]):
+        for t in range(1, tokens.shape[1]):
+            if by_entropy[i, t]:
+                before = tokens[i, t - 1]
+                out[before] += by_entropy[i, t] * entropy_by_logits(table[before])
+    return out
+
+
 # --- data ---------------------------------------------------------------------------------------
+
+
+def tiny_softmax(seed: int = 0) -> tuple[np.ndarray, np.ndarray, Rows]:
+    """Logits [5,3,5] of a policy with some for every token, the tokens [5,3] and their Rows."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(0, 5, (5, 3))
+    mask = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    logits = generator.standard_normal((5, 3, 5))
+    found = []
+    for moved in (0.0, 0.4, 0.6):
+        policy = logits + moved * generator.standard_normal(logits.shape)
+        logp, entropy = np.zeros(mask.shape), np.zeros(mask.shape)
+        for i, t in zip(*np.nonzero(mask), strict=True):
+            total = math.log(sum(math.exp(x) for x in policy[i, t]))
+            logp[i, t], entropy[i, t] = policy[i, t, tokens[i, t]] - total, entropy_of(policy[i, t])
+        found.append((logp, entropy))
+    rows = Rows(
+        now=found[0][0],
+        old=found[1][0],
+        reference=found[2][0],
+        entropy=found[0][1],
+        old_entropy=found[1][1],
+        reference_entropy=found[2][1],
+        mask=mask,
+        reward=np.array([1.0, 0.0, 0.0, 1.0, 0.0]),
+        correct=np.array([1, 0, 0, 1, 0]) > 0,
+        group=np.array([0, 0, 0, 1, 1]),
+    )
+    return logits, tokens, rows
 
 
 def toy() -> Rows:
@@ -362,7 +734,8 @@ def ragged(seed: int = 0) -> Rows:
     """Prompts of 5, 3, 1 and 4 rollouts of 1 to 7 tokens after 2 to 4 of the prompt, in 12 columns.
 
     One group is mixed and graded, one has equal rewards that float32 cannot hold, one is a group
-    of one, one is mixed. The policy has moved far enough for some tokens to be clipped.
+    of one, one is mixed. The policy has moved far enough for some tokens to be clipped. Rows are of
+    several kinds, and branched from one another after one segment or two.
     """
     generator = np.random.default_rng(seed)
     group = np.repeat([0, 1, 2, 3], [5, 3, 1, 4])
@@ -382,4 +755,16 @@ def ragged(seed: int = 0) -> Rows:
         group=group,
         correct=(reward == 1) | (np.arange(len(reward)) == 9),
         reference=old - 0.4 * generator.standard_normal(mask.shape) * mask,
+        entropy=generator.gamma(2.0, 0.5, mask.shape) * mask,
+        old_entropy=generator.gamma(2.0, 0.5, mask.shape) * mask,
+        reference_entropy=generator.gamma(2.0, 0.5, mask.shape) * mask,
+        baseline=np.array([0.3, 0.9, 0.5, 0.6])[group],
+        ancestors=np.array(
+            [
+                group,
+                [0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 5, 5, 6],
+                [0, 0, 1, 2, 2, 3, 4, 5, 6, 7, 7, 8, 9],
+            ]
+        ).T,
+        kind=np.array([0, 0, 0, 2, 3, 0, 0, 4, 0, 3, 0, 4, 2]),
     )

@@ -14,7 +14,7 @@ from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.explore import summary
-from xrpo_jax.explore.collect import Explore, Shape, collect, init_ledger, pack
+from xrpo_jax.explore.collect import Explore, Shape, collect, init_ledger, pack, remember
 from xrpo_jax.explore.planner import Fixed, Refill, Uncertainty
 from xrpo_jax.explore.reward import Correctness, Overlong
 from xrpo_jax.explore.seeding import Exemplars
@@ -53,8 +53,9 @@ def play(explore, says, *, shape=SHAPE, ledger=None, seed=0, step=0, tools=TOOLS
     draw = Draw(says=says, new=shape.max_new_tokens)
     if ledger is None:
         ledger = init_ledger(explore, len(tools.task), shape.max_new_tokens)
-    found = collect(explore, tools, draw, None, ledger, shape, seed, step, Clock())
-    return *found, draw.calls
+    batch, progress = collect(explore, tools, draw, None, ledger, shape, seed, step, Clock())
+    ledger = remember(explore, ledger, progress, batch, logp_of=None)
+    return batch, ledger, progress, draw.calls
 
 
 def answers(prompt_text: str, prompt: int, index: int) -> str:
@@ -71,7 +72,7 @@ def test_three_rounds_with_coordinates_of_prompt_and_index():
     assert [len(call["row"]) for call in calls] == [12, 6, 6]
     for call in calls:
         assert (call["step_key"] == np.array(rng.key(3, 5, "rollout"))).all()
-        assert call["limit"] == 8
+        assert (call["limit"] == 8).all()
     prompt = np.concatenate([call["prompt"] for call in calls])
     index = np.concatenate([call["index"] for call in calls])
     for slot, rows in enumerate(progress.rollouts):
@@ -252,7 +253,7 @@ def test_summary_counts_what_happened():
     explore = xrpo(shots=1)
     _, ledger, _, _ = play(explore, answers)
     _, ledger, progress, _ = play(explore, answers, ledger=ledger, step=1)
-    found = summary.summarise(progress, ledger, TOOLS.task, [0, 1, 2])
+    found = summary.summarise(explore, progress, ledger, TOOLS.task, progress.rollouts)
     rows = [row for rows in progress.rollouts for row in rows]
     seeded = [row for row in rows if row.kind == Kind.SEEDED]
     assert found["rollouts"] == 24 and found["rounds"] == 3 and found["groups"] == 3
@@ -284,13 +285,14 @@ def test_a_verifier_that_fails_is_not_a_wrong_answer():
     def says(text, prompt, index):  # 0: nothing could be graded; 1: one of eight; 2: all right
         return "boom" if prompt == 0 or (prompt == 1 and index == 0) else ANSWERS[prompt]
 
-    batch, ledger, progress, _ = play(xrpo(), says, tools=tools_)
+    explore = xrpo()
+    batch, ledger, progress, _ = play(explore, says, tools=tools_)
     assert np.isnan(batch.reward[batch.group == 0]).all()
     assert np.isnan(batch.reward[batch.group == 1]).sum() == 1
     assert not progress.failed(0)  # nothing is known of it, so it does not trigger seeding
     assert not progress.failed(1) and len(progress.scores(1)) == len(progress.rollouts[1]) - 1
     assert not (batch.kind == Kind.SEEDED).any()
-    found = summary.summarise(progress, ledger, tools_.task, [0, 1, 2])
+    found = summary.summarise(explore, progress, ledger, tools_.task, progress.rollouts)
     assert found["reward"] == found["accuracy"] == 1.0
     assert found["verdicts/crashed"] == 1 + len(progress.rollouts[0])
     records = summary.records(progress, TOOLS.task)
@@ -301,11 +303,10 @@ def test_a_verifier_that_fails_is_not_a_wrong_answer():
 def test_running_values_follow_what_each_prompt_achieved():
     explore = Explore(planner=Fixed(group=4), curriculum=InOrder(), values=Running(keep=0.75))
     _, first, _, _ = play(explore, answers)
-    assert first["values"]["mean"][:3].tolist() == [0.0, 0.5, 1.0]
-    assert np.isnan(first["values"]["mean"][3:]).all()
+    assert first["values"]["mean"].tolist() == [0.375, 0.5, 0.625, 0.5, 0.5, 0.5]
     _, second, _, _ = play(explore, lambda text, prompt, index: ANSWERS[prompt], ledger=first)
-    assert second["values"]["mean"][:3].tolist() == [0.25, 0.625, 1.0]
-    assert first["values"]["mean"][0] == 0.0  # the earlier ledger is left as it was
+    assert second["values"]["mean"][:3].tolist() == [0.53125, 0.625, 0.71875]
+    assert first["values"]["mean"][0] == 0.375  # the earlier ledger is left as it was
     assert explore.values.read(second["values"], 6)[1] == 0.625
 
 
@@ -330,7 +331,7 @@ def real_draw():
     mesh = meshes.make(1)
     params = jax.device_put(policy.weights(), meshes.everywhere(mesh))
     draw = make_draw(sampler, mesh)
-    return lambda _, *rest: draw(params, *rest)
+    return lambda _, *rest, **more: draw(params, *rest, **more)
 
 
 @pytest.mark.parametrize("pair", [("xrpo", "gspo"), ("xrpo_token", "grpo")])
@@ -344,7 +345,7 @@ def test_xrpo_without_its_mechanisms_is_its_base_to_the_bit(real_draw, pair):
         for algorithm in (bare, plain):
             explore = algorithm.explore
             ledger = init_ledger(explore, len(REAL_TOOLS.task), 5)
-            batch, _, progress = collect(
+            batch, progress = collect(
                 explore, REAL_TOOLS, real_draw, None, ledger, REAL_SHAPE, 1, step, Clock()
             )
             batches.append(batch)
@@ -364,7 +365,7 @@ def test_the_rollouts_of_a_prompt_are_those_of_the_baseline_however_many_it_gets
         algorithms.make("gspo", budget),
     ):
         ledger = init_ledger(algorithm.explore, len(REAL_TOOLS.task), 5)
-        _, _, progress = collect(
+        _, progress = collect(
             algorithm.explore, REAL_TOOLS, real_draw, None, ledger, REAL_SHAPE, 1, 0, Clock()
         )
         drawn.append([[row.tokens.tolist() for row in rows] for rows in progress.rollouts])

@@ -18,6 +18,7 @@ import pytest
 from fakes import graded
 
 from xrpo_jax.algorithms import base
+from xrpo_jax.algorithms.treepo import Whitened
 from xrpo_jax.arrays import Batch, TokenStats
 from xrpo_jax.evaluate import pass_at_k
 from xrpo_jax.explore.reward import Overlong
@@ -43,13 +44,13 @@ def learn_of(name, **settings):
 
 def oracle_of(name, **settings):
     """The oracle's loss of an algorithm, a function of Rows."""
-    if name == "drgrpo":
+    if name in ("drgrpo", "critique_grpo"):
         settings["limit"] = BUDGET.max_new_tokens
     return partial(oracles.LOSSES[name], **settings)
 
 
 def make_batch(rows, slots=SLOTS, columns=COLUMNS, *, order=None, shift=0, garbage=0.0):
-    """`rows` (Rows) as (log-probs f32[slots,columns], Batch).
+    """`rows` (Rows) as (TokenStats f32[slots,columns], Batch).
 
     Row i lies in slot `order[i]`, `shift` columns to the right; the rest is padding that holds
     `garbage`.
@@ -70,6 +71,11 @@ def make_batch(rows, slots=SLOTS, columns=COLUMNS, *, order=None, shift=0, garba
         out[order] = values
         return out
 
+    def tall(values):
+        out = np.zeros((slots, values.shape[1]), np.int32)
+        out[order] = values
+        return out
+
     batch = Batch(
         prompt=None,
         prompt_length=None,
@@ -80,12 +86,18 @@ def make_batch(rows, slots=SLOTS, columns=COLUMNS, *, order=None, shift=0, garba
         reward=flat(rows.reward, garbage),
         correct=flat(rows.correct, 0.0),
         group=flat(rows.group, 0, np.int32),
-        kind=flat(Kind.PLAIN, 0, np.int32),
+        kind=flat(Kind.PLAIN if rows.kind is None else rows.kind, 0, np.int32),
         stopped=flat(1.0, 0.0),
         valid=flat(1.0, 0.0),
+        baseline=None if rows.baseline is None else flat(rows.baseline, garbage),
+        ancestors=None if rows.ancestors is None else tall(rows.ancestors),
         ref_logp=wide(rows.reference, garbage),
+        old_entropy=wide(rows.old_entropy, garbage),
+        ref_entropy=wide(rows.reference_entropy, garbage),
     )
-    return wide(rows.now, np.nan if garbage else 0.0), batch
+    entropy = np.zeros_like(rows.now) if rows.entropy is None else rows.entropy
+    entropy = wide(entropy, np.nan if garbage else 0.0)
+    return TokenStats(logp=wide(rows.now, np.nan if garbage else 0.0), entropy=entropy), batch
 
 
 def groups_of(batch, number=GROUPS):
@@ -98,14 +110,14 @@ def score_of(learn, batch):
     return score(learn, batch, groups_of(batch))
 
 
-def loss_of(learn, logp, batch, scores):
+def loss_of(learn, stats, batch, scores):
     """(loss, sums for the log), gradient by the log-probs."""
-    logp, batch, scores = jax.tree.map(jnp.asarray, (logp, batch, scores))
+    stats, batch, scores = jax.tree.map(jnp.asarray, (stats, batch, scores))
 
     def by_logp(logp):
-        return loss(learn, TokenStats(logp=logp, entropy=jnp.zeros_like(logp)), batch, scores)
+        return loss(learn, stats.replace(logp=logp), batch, scores)
 
-    return jax.value_and_grad(by_logp, has_aux=True)(logp)
+    return jax.value_and_grad(by_logp, has_aux=True)(stats.logp)
 
 
 @functools.cache
@@ -114,10 +126,27 @@ def compiled_loss(ratio, clip, penalties):
     return jax.jit(partial(loss_of, Learn(ratio=ratio, clip=clip, penalties=penalties)))
 
 
-def run(learn, logp, batch):
+def run(learn, stats, batch):
     """Loss, gradient by the log-probs, sums for the log."""
-    (value, sums), gradient = loss_of(learn, logp, batch, score_of(learn, batch))
+    (value, sums), gradient = loss_of(learn, stats, batch, score_of(learn, batch))
     return float(value), np.asarray(gradient), {name: float(sums[name]) for name in sums}
+
+
+def by_logits(learn, logits, tokens, rows):
+    """Loss and gradient by the logits [n,s,v] of a policy that has some for every token."""
+    n, s = tokens.shape
+    _, batch = make_batch(rows)
+    scores = score_of(learn, batch)
+    cut = (slice(n), slice(s))
+    batch, scores = jax.tree.map(lambda leaf: jnp.asarray(leaf)[cut[: leaf.ndim]], (batch, scores))
+
+    def total(logits):
+        logp = jax.nn.log_softmax(logits)
+        drawn = jnp.take_along_axis(logp, jnp.asarray(tokens)[..., None], axis=-1)[..., 0]
+        stats = TokenStats(logp=drawn, entropy=-jnp.sum(jnp.exp(logp) * logp, axis=-1))
+        return loss(learn, stats, batch, scores)[0]
+
+    return jax.value_and_grad(total)(jnp.asarray(logits, jnp.float32))
 
 
 def close(actual, wanted, atol=2e-6, rtol=0.0):
@@ -173,6 +202,9 @@ GOLDEN_LOSSES = [
     ("gspo", {"clip_low": 0.2, "clip_high": 0.2}, -0.06949718),
     ("gspo_token", {}, 0.00413556),
     ("cispo", {"cap": 1.2}, -0.04058673),
+    ("grpo_entropy", {"coefficient": 0.0}, -0.02821046),
+    ("tepo", {"beta": 0.0, "token_level": False}, 0.00413556),
+    ("reco", {"response": False, "token": False}, -0.02821046),
 ]
 
 
@@ -193,9 +225,8 @@ def test_golden_advantages():
 
 @pytest.mark.parametrize("part", [ratio.Sequence(), ratio.SequenceToken()])
 def test_golden_sequence_ratios(part):
-    logp, batch = make_batch(TOY)
-    stats = TokenStats(logp=jnp.asarray(logp), entropy=jnp.zeros_like(logp))
-    ratios = np.exp(part(stats, jax.tree.map(jnp.asarray, batch)))
+    stats, batch = jax.tree.map(jnp.asarray, make_batch(TOY))
+    ratios = np.exp(part(stats, batch))
     golden = [1.06893911, 0.92774349, 1.02020134, 1.22140276]
     for row, value in enumerate(golden):
         close(ratios[row][batch.mask[row] > 0], value, 2e-7)
@@ -397,6 +428,72 @@ VARIANTS = [(name, {}, {}) for name in NAMES] + [
     ("cispo", {"cap": 1.1}, {"cap": 1.1}),
     ("xrpo", {"novelty_average": "correct"}, {"average": "correct"}),
     ("xrpo_token", {"novelty_weight": 0.5, "novelty_cap": 2.0}, {"weight": 0.5, "cap": 2.0}),
+    ("grpo_entropy", {"coefficient": 0.5}, {"coefficient": 0.5}),
+    ("expo", {"beta": 0.5}, {"beta": 0.5}),
+    (
+        "expo",
+        {"beta": 0.5, "beta_rule": "akl_matched_const"},
+        {"beta": 0.5, "beta_rule": "akl_matched_const"},
+    ),
+    (
+        "expo",
+        {"beta": 0.5, "beta_rule": "constant", "token_mean": False},
+        {"beta": 0.5, "beta_rule": "constant", "tokens": False},
+    ),
+    ("expo", {"beta": 0.0, "clip_high": 0.28}, {"beta": 0.0, "high": 0.28}),
+    ("tepo", {"clip_low": 0.2, "clip_high": 0.28}, {"low": 0.2, "high": 0.28}),
+    ("tepo", {"entropy_drop": "ref", "beta": 0.3}, {"entropy_drop": "ref", "beta": 0.3}),
+    ("tepo", {"entropy_drop": "predicted"}, {"entropy_drop": "predicted"}),
+    ("tepo", {"entropy_band": 0.5}, {"entropy_band": 0.5}),
+    ("tepo", {"sequence_ratio": False}, {"by_sequence": False}),
+    (
+        "tepo",
+        {"sequence_ratio": False, "token_clip_low": 0.1, "token_clip_high": 0.05},
+        {"by_sequence": False, "token_low": 0.1, "token_high": 0.05},
+    ),
+    ("tepo", {"masked": False}, {"masked": False}),
+    (
+        "tepo",
+        {"masked": False, "entropy_drop": "ref"},
+        {"masked": False, "entropy_drop": "ref"},
+    ),
+    ("tepo", {"beta": 0.0}, {"beta": 0.0}),
+    ("tepo", {"token_level": False}, {"token_level": False}),
+    ("reco", {"clip_low": 0.1, "clip_high": 0.3}, {"low": 0.1, "high": 0.3}),
+    ("reco", {"clip_mode": "ppo_on_rvar"}, {"clip_mode": "ppo_on_rvar"}),
+    ("reco", {"clip_mode": "clamp_only"}, {"clip_mode": "clamp_only"}),
+    ("reco", {"response_cap": 2.0}, {"cap": 2.0}),
+    ("reco", {"response": False}, {"response": False}),
+    ("reco", {"token": False}, {"token": False}),
+    ("reco", {"token": False, "token_level": True}, {"token": False, "token_level": True}),
+    ("reco", {"response": False, "token_level": True}, {"response": False, "token_level": True}),
+    ("reco", {"mean_weights": True}, {"mean_weights": True}),
+    ("reco", {"positive_only": True}, {"positive_only": True}),
+    (
+        "reco",
+        {"mean_weights": True, "positive_only": True},
+        {"mean_weights": True, "positive_only": True},
+    ),
+    ("reco", {"absolute": True}, {"absolute": True}),
+    (
+        "reco",
+        {"absolute": True, "clip_mode": "clamp_only"},
+        {"absolute": True, "clip_mode": "clamp_only"},
+    ),
+    ("reco", {"token_level": True}, {"token_level": True}),
+    ("reco", {"beta": 0.3}, {"beta": 0.3}),
+    ("critique_grpo", {"gamma": 0.5}, {"gamma": 0.5}),
+    ("critique_grpo", {"clip_low": 0.1, "clip_high": 0.3}, {"low": 0.1, "high": 0.3}),
+    ("spo", {"clip_low": 0.1, "clip_high": 0.3}, {"low": 0.1, "high": 0.3}),
+    ("skpo", {"upstream_share": 0.2}, {"share": 0.2}),
+    ("skpo", {"clip_low": 0.1, "clip_high": 0.3}, {"low": 0.1, "high": 0.3}),
+    ("skpo", {"floor": 0.9, "cap": 1.1}, {"floor": 0.9, "cap": 1.1}),
+    ("treepo", {"clip_low": 0.1, "clip_high": 0.3}, {"low": 0.1, "high": 0.3}),
+    ("treepo", {"depth_average": "size"}, {"depth_average": "size"}),
+    ("treepo", {"subgroups": False}, {"subgroups": False}),
+    ("treepo", {"branching": False}, {"subgroups": False}),
+    ("treepo", {"whiten": False}, {"whiten": False}),
+    ("treepo", {"subgroups": False, "whiten": False}, {"subgroups": False, "whiten": False}),
 ]
 IDS = ["-".join([name, *settings]) for name, settings, _ in VARIANTS]
 
@@ -404,8 +501,8 @@ IDS = ["-".join([name, *settings]) for name, settings, _ in VARIANTS]
 @pytest.mark.parametrize("name, settings, oracle_settings", VARIANTS, ids=IDS)
 def test_loss_and_gradient_are_the_oracles(name, settings, oracle_settings):
     oracle = oracle_of(name, **oracle_settings)
-    logp, batch = make_batch(RAGGED)
-    value, gradient, sums = run(learn_of(name, **settings), logp, batch)
+    stats, batch = make_batch(RAGGED)
+    value, gradient, sums = run(learn_of(name, **settings), stats, batch)
     assert value == pytest.approx(oracle(RAGGED), rel=1e-5, abs=1e-6)
     wanted = np.zeros((SLOTS, COLUMNS))
     wanted[: RAGGED.number, : RAGGED.mask.shape[1]] = oracles.gradient(oracle, RAGGED)
@@ -418,10 +515,10 @@ def test_loss_and_gradient_are_the_oracles(name, settings, oracle_settings):
 def test_micro_batches_add_up(name):
     """Loss and gradient of 1 x 16, 2 x 8, 4 x 4 and 16 x 1 rows; scores are those of the whole."""
     learn = learn_of(name)
-    logp, batch = make_batch(RAGGED, order=np.random.default_rng(2).permutation(SLOTS)[:13])
+    stats, batch = make_batch(RAGGED, order=np.random.default_rng(2).permutation(SLOTS)[:13])
     scores = score_of(learn, batch)
     compiled = compiled_loss(learn.ratio, learn.clip, learn.penalties)
-    (whole, _), gradient = compiled(logp, batch, scores)
+    (whole, _), gradient = compiled(stats, batch, scores)
     for size in (8, 4, 1):
         total, parts = 0.0, np.zeros_like(gradient)
         for start in range(0, SLOTS, size):
@@ -432,7 +529,7 @@ def test_micro_batches_add_up(name):
                 out[: len(chosen)] = np.asarray(leaf)[chosen]
                 return out
 
-            part = jax.tree.map(take, (logp, batch, scores))
+            part = jax.tree.map(take, (stats, batch, scores))
             (value, _), piece = compiled(*part)
             total += float(value)
             parts[chosen] += np.asarray(piece)[:size]
@@ -447,8 +544,8 @@ def test_order_and_padding_change_nothing(name):
     value, gradient, sums = run(learn, *make_batch(RAGGED))
     order = np.random.default_rng(3).permutation(SLOTS)[: RAGGED.number]
     for shift, garbage in [(0, 0.0), (4, 0.0), (2, GARBAGE)]:
-        logp, batch = make_batch(RAGGED, order=order, shift=shift, garbage=garbage)
-        moved, by_logp, moved_sums = run(learn, logp, batch)
+        stats, batch = make_batch(RAGGED, order=order, shift=shift, garbage=garbage)
+        moved, by_logp, moved_sums = run(learn, stats, batch)
         assert moved == pytest.approx(value, abs=1e-6)
         back = by_logp[order][:, shift : shift + RAGGED.mask.shape[1]]
         close(back, gradient[: RAGGED.number, : RAGGED.mask.shape[1]], 1e-7)
@@ -461,13 +558,13 @@ def test_order_and_padding_change_nothing(name):
 def test_all_masked_is_zero(name):
     """With NaN below the mask, and with no real row at all."""
     masked = dataclasses.replace(RAGGED, mask=np.zeros_like(RAGGED.mask))
-    logp, batch = make_batch(masked, garbage=GARBAGE)
+    stats, batch = make_batch(masked, garbage=GARBAGE)
     for valid in (batch.valid, np.zeros_like(batch.valid)):
         batch = batch.replace(valid=valid)
         scores = score_of(learn_of(name), batch)
         assert not np.any(scores.weight)
         assert np.all(np.isfinite(scores.advantage))
-        value, gradient, sums = run(learn_of(name), logp, batch)
+        value, gradient, sums = run(learn_of(name), stats, batch)
         assert value == 0 and not np.any(gradient)
         assert all(value == 0 for value in sums.values())
 
@@ -514,9 +611,9 @@ def test_extreme_log_ratios_stay_finite(name):
 
 def test_sequence_token_has_the_value_of_sequence():
     """To the bit also where the token's own difference is large beside the row's."""
-    logp, batch = make_batch(RAGGED)
-    far = np.where(batch.mask > 0, logp + 40 * (np.arange(COLUMNS) % 2) - 20, 0.0)
-    stats = TokenStats(logp=jnp.asarray(far), entropy=jnp.zeros_like(far))
+    stats, batch = make_batch(RAGGED)
+    far = np.where(batch.mask > 0, stats.logp + 40 * (np.arange(COLUMNS) % 2) - 20, 0.0)
+    stats = stats.replace(logp=jnp.asarray(far))
     batch = jax.tree.map(jnp.asarray, batch)
     one, other = jax.jit(lambda s, b: (ratio.Sequence()(s, b), ratio.SequenceToken()(s, b)))(
         stats, batch
@@ -540,9 +637,9 @@ def test_beta_zero_is_no_kl():
     assert not learn_of("grpo").needs_reference and learn_of("grpo", beta=0.1).needs_reference
     plain = learn_of("grpo")
     zero = dataclasses.replace(plain, penalties=(penalty.ReferenceKL(beta=0.0),))
-    logp, batch = make_batch(RAGGED)
+    stats, batch = make_batch(RAGGED)
     scores = score_of(plain, batch)
-    same_bits(*(jax.jit(partial(loss_of, learn))(logp, batch, scores) for learn in (plain, zero)))
+    same_bits(*(jax.jit(partial(loss_of, learn))(stats, batch, scores) for learn in (plain, zero)))
 
 
 @pytest.mark.parametrize("name, under", [("xrpo", "gspo"), ("xrpo_token", "grpo")])
@@ -567,22 +664,22 @@ def test_novelty_refuses_an_unknown_average():
 
 def kept_rows(part):
     """A batch with truncated and seeded rows, and which of them the part should keep, by hand."""
-    logp, batch = make_batch(RAGGED)
+    stats, batch = make_batch(dataclasses.replace(RAGGED, kind=None))
     kept = np.ones(RAGGED.number, bool)
     if isinstance(part, keep.Stopped):
         kept[[1, 5, 8, 9]] = False
         batch.stopped[[1, 5, 8, 9]] = 0
-        return logp, batch, RAGGED, kept
+        return stats, batch, RAGGED, kept
     if isinstance(part, keep.Mixed):
         kept[5:9] = False  # the equal rewards and the group of one
-        return logp, batch, RAGGED, kept
+        return stats, batch, RAGGED, kept
     # Group 0: only seeded row 3 is correct, so its plain failures 1, 2, 4 go, and 0 as well.
     # Group 3: plain row 10 is correct, so its plain failure 9 stays although seeded row 12 is too.
     correct = np.isin(np.arange(RAGGED.number), [3, 8, 10, 12])
     batch.correct[: RAGGED.number] = correct
     batch.kind[[3, 4, 12]] = Kind.SEEDED
     kept[[0, 1, 2]] = False  # row 4 failed too, but it is seeded
-    return logp, batch, dataclasses.replace(RAGGED, correct=correct), kept
+    return stats, batch, dataclasses.replace(RAGGED, correct=correct), kept
 
 
 @pytest.mark.parametrize(
@@ -593,10 +690,10 @@ def kept_rows(part):
 @pytest.mark.parametrize("name", ["grpo", "dapo", "drgrpo", "xrpo"])
 def test_rows_left_out_leave_numerator_and_denominator(part, name):
     """They still count in their group's statistics."""
-    logp, batch, rows, kept = kept_rows(part)
+    stats, batch, rows, kept = kept_rows(part)
     assert 0 < kept.sum() < rows.number
     learn = dataclasses.replace(learn_of(name), keep=(part,))
-    value, gradient, _ = run(learn, logp, batch)
+    value, gradient, _ = run(learn, stats, batch)
     wanted = oracle_of(name)(dataclasses.replace(rows, kept=kept))
     assert value == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     assert abs(wanted - oracle_of(name)(rows)) > 1e-4
@@ -626,7 +723,6 @@ ELSEWHERE = {  # operations that are tested in another file, or that this projec
     "onpolicy_ratio": "test_policy",
     "check_rewards": "a verdict always has a score",
     "combine_rewards": "reward terms are added on the host, a verdict always has a score",
-    "whiten": "no algorithm here whitens",
     "scatter_reward": "advantages belong to rows",
     "is_weight": "no correction for the sampler yet",
 }
@@ -663,7 +759,8 @@ def token_losses(learn, logp, batch, adv=None):
     if adv is not None:
         scores = scores.replace(advantage=padded(adv).astype(jnp.float32))
     logp = padded(logp).astype(jnp.float32)
-    (value, _), gradient = loss_of(learn, logp, batch, scores)
+    stats = TokenStats(logp=logp, entropy=jnp.zeros_like(logp))
+    (value, _), gradient = loss_of(learn, stats, batch, scores)
     return float(value), np.asarray(gradient)
 
 
@@ -680,6 +777,13 @@ def group_advantage_case(args):
     if "rewards_spec" in args:
         return {"value_ones": found[0], "value_zeros": found[-1]}
     return {"value": found}
+
+
+def whiten_case(args):
+    values = numbers(args["values"], np.float32)
+    part = Whitened(of=lambda batch, groups: batch.reward, ddof=1, eps=args["eps"])
+    batch = small_batch(np.reshape(args["mask"], (-1, 1)), reward=values)
+    return {"value": np.asarray(part(batch, groups_of(batch)))[: len(values)]}
 
 
 def rloo_advantage_case(args):
@@ -758,7 +862,9 @@ def accumulate_case(args):
     for start, stop in zip(starts[:-1], starts[1:], strict=True):
         chosen = jax.tree.map(lambda leaf, a=start, b=stop: padded(leaf[a:b]), scores)
         batch = small_batch(mask[start:stop])
-        (value, _), _ = loss_of(learn, padded(-losses[start:stop]), batch, chosen)
+        logp = padded(-losses[start:stop])
+        stats = TokenStats(logp=logp, entropy=jnp.zeros_like(logp))
+        (value, _), _ = loss_of(learn, stats, batch, chosen)
         total += float(value)
     return {"value": total}
 

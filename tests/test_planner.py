@@ -250,13 +250,13 @@ def test_every_round_of_xrpo_spends_its_share_exactly(batch, half, rounds, explo
     assert all(n > 0 for requests in asked for _, n in requests)
     if capped:
         assert max(len(rows) for rows in ended.rollouts) <= group + 1
-    assert planner.select(ended) == list(range(batch))
+    assert planner.select(ended) == list(ended.rollouts)
 
 
 def test_fixed_asks_once():
     ended, asked = play(Fixed(group=3), 2, lambda slot, index: False)
     assert asked == [[(0, 3), (1, 3)]]
-    assert Fixed(group=3).select(ended) == [0, 1]
+    assert Fixed(group=3).select(ended) == list(ended.rollouts)
 
 
 def test_uniform_has_the_phases_of_xrpo_with_equal_shares():
@@ -317,6 +317,10 @@ def test_a_base_of_two_can_leave_failed_prompts_alone():
 # --- DAPO's refill -------------------------------------------------------------------------------
 
 
+def slots(groups) -> list[int]:
+    return [rows[0].slot for rows in groups]
+
+
 def test_refill_asks_only_for_what_is_missing_and_keeps_every_mixed_group():
     # Slots 0 and 3 are mixed at once, 5 in the second round, 6 and 7 in the third.
     mixed = {0, 3, 5, 7}
@@ -329,12 +333,13 @@ def test_refill_asks_only_for_what_is_missing_and_keeps_every_mixed_group():
         [7],
     ]
     assert all(n == 4 for requests in asked for _, n in requests)
-    assert planner.select(ended) == sorted(mixed)
+    assert slots(planner.select(ended)) == sorted(mixed)
 
 
 def test_refill_counts_neither_all_right_nor_all_wrong_as_mixed():
     planner = Refill(group=3, bound=2)
-    assert planner.select(progress([(0, 3), (1, 3), (3, 3), (2, 3), ()], batch=2)) == [1, 3]
+    groups = planner.select(progress([(0, 3), (1, 3), (3, 3), (2, 3), ()], batch=2))
+    assert slots(groups) == [1, 3] and [len(rows) for rows in groups] == [3, 3]
 
 
 @pytest.mark.parametrize("bound", [1, 3])
@@ -342,7 +347,7 @@ def test_refill_is_bounded_and_trains_on_what_there_is(bound):
     planner = Refill(group=2, bound=bound)
     ended, asked = play(planner, 3, lambda slot, index: slot == 1 and index == 0)
     assert len(asked) == bound
-    assert planner.select(ended) == [1]
+    assert slots(planner.select(ended)) == [1]
     ended, asked = play(planner, 3, lambda slot, index: True)
     assert len(asked) == bound and planner.select(ended) == []
     assert planner.slots(3) == 3 * bound >= ended.total // 2

@@ -5,7 +5,9 @@ Shapes: N rows · T new tokens · V vocabulary.
 
 import dataclasses
 import functools
+import gc
 
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from tiny import policy as tiny
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
+from xrpo_jax import sampler as sampler_module
+from xrpo_jax.log import Compiles
 from xrpo_jax.policy import Policy, token_stats
 from xrpo_jax.sampler import BLOCK, Method, Sampler, choose, log_probs, make_draw
 
@@ -30,13 +34,13 @@ PROMPT = np.array([50, 7, 11, 12, 13])[ROW]  # places in the task, unlike those 
 
 
 @functools.cache
-def make(slots=16, lengths=(8,), devices=1, method=None):
+def make(slots=16, lengths=(8,), devices=1, method=None, prompts=5, dtype="float32"):
     """A draw with the parameters bound; each other setting is a compilation of seconds."""
     sampler = Sampler(
         model=tiny.MODEL,
         method=method or Method(),
-        dtype="float32",
-        prompts=len(PROMPTS),
+        dtype=dtype,
+        prompts=prompts,
         slots=slots,
         lengths=lengths,
         max_new_tokens=NEW,
@@ -45,6 +49,11 @@ def make(slots=16, lengths=(8,), devices=1, method=None):
     mesh = meshes.make(devices)
     params = jax.device_put(tiny.weights(), meshes.everywhere(mesh))
     return functools.partial(make_draw(sampler, mesh), params)
+
+
+def resume(paths, rows, limit, keep=True, **settings):
+    draw = make(**settings)
+    return draw.func.resume(*draw.args, paths, rows, limit, keep)
 
 
 def keys(prompt=PROMPT, index=INDEX, step=0):
@@ -65,7 +74,7 @@ def assert_same(found, expected):
 
 
 def take(samples, rows):
-    return jax.tree.map(lambda leaf: leaf[rows], samples)
+    return jax.tree.map(lambda leaf: leaf[rows], samples.replace(paths=None))
 
 
 def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
@@ -100,7 +109,7 @@ def test_the_rows_of_the_test_are_not_all_alike():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"slots": 4}, {"lengths": (5, 16)}, {"devices": 2}, {"devices": 8}],
+    [{"slots": 4}, {"lengths": (5, 16)}, {"prompts": 2}, {"devices": 2}, {"devices": 8}],
     ids=str,
 )
 def test_sizes_change_nothing(settings):
@@ -143,6 +152,248 @@ def test_coordinates_are_what_makes_rows_differ():
     assert (by_index[1:] != by_prompt[1:]).any(axis=1).all()
     other_step = draw(PROMPTS, row, keys(same, np.arange(14), step=1), NEW).tokens
     assert (by_index != other_step).any(axis=1).sum() > 10
+
+
+# --- rows that are paused and resumed ------------------------------------------------------------
+
+PAUSE = 1 + np.arange(len(ROW)) % NEW  # tokens before the pause: every number there is
+NEWER = INDEX + 100  # other coordinates than the rows were begun with
+
+
+def joined(first, rest):
+    """The rows of `first` with what `rest` added to them."""
+    out = jax.tree.map(np.zeros_like, first.replace(paths=None))
+    for i, (begun, more) in enumerate(zip(first.length, rest.length, strict=True)):
+        for name in ("tokens", "logp"):
+            whole = getattr(out, name)[i]
+            whole[:begun] = getattr(first, name)[i, :begun]
+            whole[begun : begun + more] = getattr(rest, name)[i, :more]
+            assert not getattr(rest, name)[i, more:].any()
+    return out.replace(length=first.length + rest.length, stopped=rest.stopped)
+
+
+def cut(paths, lengths):
+    return [
+        dataclasses.replace(path, tokens=path.tokens[:length])
+        for path, length in zip(paths, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"slots": 4}, {"lengths": (5, 16)}, {"prompts": 2}, {"devices": 2, "slots": 4}],
+    ids=str,
+)
+def test_a_row_paused_anywhere_is_the_row_drawn_in_one_go(settings):
+    """Rows with 1 to 6 tokens in one call, with 4 slots also out of several caches."""
+    first = make(**settings)(PROMPTS, ROW, keys(), PAUSE, keep=True)
+    np.testing.assert_array_equal(first.length, np.minimum(PAUSE, straight().length))
+    rest = resume(first.paths, keys(), NEW, **settings)
+    assert_same(joined(first, rest), straight())
+    for path, place, tokens, length in zip(
+        rest.paths, ROW, straight().tokens, straight().length, strict=True
+    ):
+        assert path.prompt_length == len(PROMPTS[place])
+        np.testing.assert_array_equal(path.tokens, tokens[:length])
+
+
+def test_a_row_may_be_paused_after_every_token():
+    found = make()(PROMPTS, ROW, keys(), 1, keep=True)
+    for _ in range(NEW - 1):
+        more = resume(found.paths, keys(), 1)
+        found = joined(found, more).replace(paths=more.paths)
+    assert_same(found, straight())
+    assert not resume(found.paths, keys(), NEW).length.any()
+
+
+def test_pauses_change_nothing_in_low_precision():
+    draw = make(dtype="bfloat16", slots=4)
+    first = draw(PROMPTS, ROW, keys(), PAUSE, keep=True)
+    rest = resume(first.paths, keys(), NEW, dtype="bfloat16", slots=4)
+    assert_same(joined(first, rest), draw(PROMPTS, ROW, keys(), NEW))
+
+
+def children():
+    """Three rows of one prompt each branch in three after two tokens: the parents, the leaves."""
+    (rows,) = np.nonzero((ROW == 2) & (straight().length > 2))
+    rows = rows[:3]
+    parents = make()(PROMPTS, ROW[rows], keys(PROMPT[rows], INDEX[rows]), 2, keep=True)
+    family = np.repeat(np.arange(3), 3)
+    return rows, parents, family, keys(PROMPT[rows][family], 100 + np.arange(9))
+
+
+def test_leaves_of_a_tree_are_drawn_as_if_alone_by_a_full_forward():
+    """Token by token: probabilities without a cache, randomness by the place in the completion."""
+    rows, parents, family, coordinates = children()
+    leaves = resume([parents.paths[i] for i in family], coordinates, NEW)
+    assert len({tokens.tobytes() for tokens in leaves.tokens}) > 6
+    prompt, expected = PROMPTS[2], []
+    steps = [(leaf, step) for leaf in range(9) for step in range(leaves.length[leaf])]
+    for leaf, step in steps:
+        before = [prompt, parents.tokens[family[leaf], :2], leaves.tokens[leaf, :step]]
+        expected += [np.concatenate([*before, [token]]) for token in range(VOCABULARY)]
+    logp = forward(expected)
+    row_keys = rng.rows(coordinates.step_key, coordinates.prompt, coordinates.index)
+    for i, (leaf, step) in enumerate(steps):
+        chances = logp[i * VOCABULARY : (i + 1) * VOCABULARY, len(prompt) + 2 + step]
+        uniform = jax.random.uniform(rng.tokens(row_keys[leaf][None], 2 + step)[0])
+        token = int(choose(jnp.asarray(chances)[None], uniform[None])[0])
+        assert leaves.tokens[leaf, step] == token
+        np.testing.assert_allclose(leaves.logp[leaf, step], chances[token], atol=1e-5)
+
+
+def test_branches_change_neither_each_other_nor_the_path_that_they_leave():
+    rows, parents, family, coordinates = children()
+    paths = [parents.paths[i] for i in family]
+    leaves = resume(paths, coordinates, NEW)
+    for i, path in enumerate(paths):
+        one = keys(coordinates.prompt[i : i + 1], coordinates.index[i : i + 1])
+        assert_same(resume([path], one, NEW, keep=False), take(leaves, np.array([i])))
+    rest = resume(parents.paths, keys(PROMPT[rows], INDEX[rows]), NEW)
+    assert_same(joined(parents, rest), take(straight(), rows))
+
+
+def test_a_cut_path_is_as_if_paused_there():
+    full = make()(PROMPTS, ROW, keys(), NEW, keep=True)
+    (rows,) = np.nonzero(full.length > 1)
+    lengths = 1 + np.arange(len(rows)) % (full.length[rows] - 1)
+    paths = cut([full.paths[i] for i in rows], lengths)
+    begun = take(full, rows).replace(length=lengths)
+    rest = resume(paths, keys(PROMPT[rows], INDEX[rows]), NEW)
+    assert_same(joined(begun, rest), take(straight(), rows))
+    # And under other coordinates, where what was cut off is not what follows.
+    paused = make()(PROMPTS, ROW[rows], keys(PROMPT[rows], INDEX[rows]), lengths, keep=True)
+    expected = resume(paused.paths, keys(PROMPT[rows], NEWER[rows]), NEW)
+    assert_same(resume(paths, keys(PROMPT[rows], NEWER[rows]), NEW), expected)
+    assert (expected.tokens[:, 0] != rest.tokens[:, 0]).any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"devices": 2, "slots": 4}], ids=str)
+def test_rows_of_many_calls_are_resumed_together(settings):
+    """Paths of three calls, the last one's cut from a resumed row, in any order."""
+    draw = make(**settings)
+    one = draw(PROMPTS, ROW, keys(), 2, keep=True)
+    two = draw(PROMPTS, ROW, keys(index=NEWER), PAUSE, keep=True)
+    three = resume(one.paths, keys(index=NEWER), 2, **settings)
+    paths = (*one.paths, *two.paths, *cut(three.paths, [2] * len(ROW)))
+    coordinates = keys(np.tile(PROMPT, 3), 200 + np.arange(len(paths)))
+    order = np.random.default_rng(4).permutation(len(paths))
+    together = resume(
+        [paths[i] for i in order],
+        keys(coordinates.prompt[order], coordinates.index[order]),
+        NEW,
+        **settings,
+    )
+    for start in range(0, len(paths), len(ROW)):
+        part = slice(start, start + len(ROW))
+        own = keys(coordinates.prompt[part], coordinates.index[part])
+        expected = resume(paths[part], own, NEW, **settings)
+        back = np.argsort(order)[part]
+        assert_same(take(together, back), expected)
+
+
+def test_the_limit_of_a_resumed_row_is_its_own_and_the_whole_row_has_one():
+    first = make()(PROMPTS, ROW, keys(), 2, keep=True)
+    limit = np.arange(len(ROW)) % (NEW + 3)  # up to 8, where 4 are left
+    rest, full = resume(first.paths, keys(), limit), straight()
+    np.testing.assert_array_equal(
+        rest.length, np.minimum(np.maximum(full.length - 2, 0), np.minimum(limit, NEW - 2))
+    )
+    for i, length in enumerate(rest.length):
+        np.testing.assert_array_equal(rest.tokens[i, :length], full.tokens[i, 2 : 2 + length])
+        np.testing.assert_array_equal(
+            rest.paths[i].tokens, full.tokens[i, : first.length[i] + length]
+        )
+
+
+def test_a_stopped_row_stays_stopped_unless_the_stop_token_is_cut_off():
+    full = make()(PROMPTS, ROW, keys(), NEW, keep=True)
+    (rows,) = np.nonzero(full.stopped & (full.length > 1))
+    rest = resume([full.paths[i] for i in rows], keys(PROMPT[rows], NEWER[rows]), NEW)
+    assert rest.stopped.all() and not rest.length.any()
+    assert list(rest.paths) == [full.paths[i] for i in rows]
+    again = cut([full.paths[i] for i in rows], full.length[rows] - 1)
+    assert resume(again, keys(PROMPT[rows], NEWER[rows]), NEW).length.all()
+
+
+def test_nothing_is_kept_unless_asked_for(monkeypatch):
+    returned, decode = [], sampler_module._decode
+
+    def watched(*inputs):
+        found, cache = decode(*inputs)
+        returned.append(cache is not None)
+        return found, cache
+
+    def alive():
+        gc.collect()
+        return len(jax.live_arrays())
+
+    straight()
+    monkeypatch.setattr(sampler_module, "_decode", watched)
+    before = alive()
+    assert make()(PROMPTS, ROW, keys(), 2).paths is None
+    found = make()(PROMPTS, ROW, keys(), 2, keep=True)
+    assert alive() > before
+    assert resume(found.paths, keys(), 2, keep=False).paths is None
+    assert returned == [False, True, False]
+    del found
+    assert alive() == before
+
+
+def test_no_shape_of_a_tree_compiles_anew():
+    sampler = Sampler(
+        model=SHALLOW,
+        method=Method(),
+        dtype="float32",
+        prompts=2,
+        slots=4,
+        lengths=(8,),
+        max_new_tokens=7,
+        stop_ids=(),
+    )
+    mesh = meshes.make(2)
+    params = jax.device_put(tiny.weights(SHALLOW), meshes.everywhere(mesh))
+    draw = make_draw(sampler, mesh)
+
+    def coordinates(size):
+        return keys(np.zeros(size, int), np.arange(size))
+
+    def tree(row, limits, branches, seed):
+        """Rows that go on together, each time from paths taken at random from all calls before."""
+        generator = np.random.default_rng(seed)
+        found = draw(params, PROMPTS[:3], row, coordinates(len(row)), limits[0], keep=True)
+        paths = list(found.paths)
+        for limit in limits[1:]:
+            chosen = [paths[i] for i in generator.integers(0, len(paths), branches)]
+            chosen = cut(chosen, [generator.integers(1, len(p.tokens) + 1) for p in chosen])
+            paths += draw.resume(params, chosen, coordinates(branches), limit, keep=True).paths
+        return paths
+
+    one, other = [
+        draw(params, PROMPTS[:1], np.zeros(1, int), coordinates(1), 1, keep=True).paths[0]
+        for _ in range(2)
+    ]
+    draw.resume(params, [one, other], coordinates(2), 1, keep=True)
+    compiles = Compiles()
+    tree(np.array([0, 1, 2]), (1, 2, 3), 3, seed=0)
+    tree(np.arange(11) % 3, (3, 1, np.arange(9) % 4, 2), 9, seed=1)
+    compiles.close()
+    assert compiles.count == 0
+
+
+def test_the_stand_in_of_other_tests_pauses_as_the_sampler_does():
+    draw = fakes.Draw(says=lambda text, prompt, index: text + "abcdefgh"[: prompt + index], new=6)
+    prompts, row = [np.array(fakes.encode(text), np.int32) for text in "xy"], np.array([0, 1, 0, 1])
+    coordinates = keys(row, np.array([0, 1, 4, 5]))
+    whole = draw(None, prompts, row, coordinates, 6)
+    assert whole.length.tolist() == [2, 4, 6, 6] and whole.stopped.tolist() == [1, 1, 1, 0]
+    first = draw(None, prompts, row, coordinates, np.array([2, 1, 3, 6]), keep=True)
+    assert first.length.tolist() == [2, 1, 3, 6] and first.stopped.tolist() == [1, 0, 0, 0]
+    assert_same(joined(first, draw.resume(None, first.paths, coordinates, 6)), whole)
+    other = draw.resume(None, cut(first.paths, [1] * 4), keys(row, row), 2, keep=True)
+    assert [fakes.decode(path.tokens) for path in other.paths] == ["x", "yab", "x", "yab"]
+    assert other.stopped.tolist() == [1, 0, 1, 0]
+    assert [call["resumed"] for call in draw.calls] == [False, False, True, True]
 
 
 # --- log-probs -----------------------------------------------------------------------------------
@@ -329,6 +580,12 @@ def test_a_prompt_must_fit():
         make()([np.ones(9, np.int32)], row, keys(zero, zero), NEW)
     with pytest.raises(ValueError, match="empty prompt"):
         make()([np.ones(0, np.int32)], row, keys(zero, zero), NEW)
+
+
+def test_only_a_row_that_was_begun_can_be_resumed():
+    found = make()(PROMPTS, ROW, keys(), np.arange(len(ROW)), keep=True)
+    with pytest.raises(ValueError, match="no tokens cannot be resumed; allowed: at least one"):
+        resume(found.paths, keys(), NEW)
 
 
 @pytest.mark.parametrize(

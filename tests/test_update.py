@@ -4,6 +4,7 @@ Every algorithm runs with a policy that is one table of bigram logits, whose gra
 by hand and which compiles in a tenth of a transformer's time; two run with the transformer as well.
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -50,13 +51,17 @@ TRANSFORMER = Policy(
 
 
 def bigram_stats(params, prompt, prompt_length, tokens, length):
-    """`token_stats` of the table of bigram logits, without entropy."""
+    """`token_stats` of the table of bigram logits."""
     last = jnp.take_along_axis(prompt, jnp.maximum(prompt_length - 1, 0)[:, None], axis=1)
     last = jnp.repeat(last, len(tokens) // len(prompt), axis=0)
     before = jnp.concatenate([last, tokens[:, :-1]], axis=1)
-    logp = jax.nn.log_softmax(params["table"], axis=-1)[before, tokens]
-    logp = jnp.where(jnp.arange(tokens.shape[1])[None, :] < length[:, None], logp, 0.0)
-    return TokenStats(logp=logp, entropy=jnp.zeros_like(logp))
+    logp = jax.nn.log_softmax(params["table"], axis=-1)
+    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+    real = jnp.arange(tokens.shape[1])[None, :] < length[:, None]
+    return TokenStats(
+        logp=jnp.where(real, logp[before, tokens], 0.0),
+        entropy=jnp.where(real, entropy[before], 0.0),
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,18 +108,23 @@ TABLE, OLD_TABLE, REFERENCE_TABLE = (
 
 def rows_at(table):
     """The ragged rollouts under the bigram policy `table`, drawn by OLD_TABLE."""
-    now, old, reference = (
-        oracles.bigram_logp(each, TOKENS, RAGGED.mask)
-        for each in (table, OLD_TABLE, REFERENCE_TABLE)
-    )
+    tables = (table, OLD_TABLE, REFERENCE_TABLE)
+    now, old, reference = (oracles.bigram_logp(each, TOKENS, RAGGED.mask) for each in tables)
+    entropies = [oracles.bigram_entropy(each, TOKENS, RAGGED.mask) for each in tables]
     return oracles.Rows(
         now=now,
         old=old,
         reference=reference,
+        entropy=entropies[0],
+        old_entropy=entropies[1],
+        reference_entropy=entropies[2],
         mask=RAGGED.mask,
         reward=RAGGED.reward,
         group=RAGGED.group,
         correct=RAGGED.correct,
+        kind=RAGGED.kind,
+        baseline=RAGGED.baseline,
+        ancestors=RAGGED.ancestors,
     )
 
 
@@ -123,11 +133,13 @@ ROWS = rows_at(TABLE)
 
 def oracle(name, table=TABLE, **settings):
     """Loss and gradient by the table, float64."""
-    if name == "drgrpo":
+    if name in ("drgrpo", "critique_grpo"):
         settings["limit"] = BUDGET.max_new_tokens
     loss = functools.partial(oracles.LOSSES[name], **settings)
     rows = rows_at(table)
-    return loss(rows), oracles.bigram_gradient(table, TOKENS, oracles.gradient(loss, rows))
+    gradient = oracles.bigram_gradient(table, TOKENS, oracles.gradient(loss, rows))
+    by_entropy = oracles.entropy_gradient(loss, rows)
+    return loss(rows), gradient + oracles.bigram_entropy_gradient(table, TOKENS, by_entropy)
 
 
 def cut(values):
@@ -158,9 +170,11 @@ def make_batch(order=None, mask=RAGGED.mask):
         reward=placed(RAGGED.reward),
         correct=placed(RAGGED.correct),
         group=placed(RAGGED.group, dtype=np.int32),
-        kind=placed(0, dtype=np.int32),
+        kind=placed(RAGGED.kind, dtype=np.int32),
         stopped=placed(1.0),
         valid=placed(1.0),
+        baseline=placed(RAGGED.baseline),
+        ancestors=placed(RAGGED.ancestors, RAGGED.ancestors.shape[1], dtype=np.int32),
     )
 
 
@@ -203,10 +217,19 @@ def bigram_state(devices=1, table=TABLE):
 
 
 def annotated(order=None, mask=RAGGED.mask):
-    """The batch with the log-probs of OLD_TABLE."""
+    """The batch with what OLD_TABLE and REFERENCE_TABLE make of it."""
     order = np.arange(len(mask)) if order is None else order
     batch = make_batch(order, mask)
-    batch.old_logp[order] = cut(ROWS.old * mask)
+    found = {
+        "old_logp": ROWS.old,
+        "old_entropy": ROWS.old_entropy,
+        "ref_logp": ROWS.reference,
+        "ref_entropy": ROWS.reference_entropy,
+    }
+    for name, values in found.items():
+        placed = np.zeros((SLOTS, COLUMNS), np.float32)
+        placed[order] = cut(values * mask)
+        batch = batch.replace(**{name: placed})
     return batch
 
 
@@ -257,7 +280,7 @@ def transformer():
     current = parameters.init(TRANSFORMER.model, jax.random.key(0))
     noise = parameters.init(TRANSFORMER.model, jax.random.key(1))
     old = jax.tree.map(lambda one, other: one + 0.05 * other, current, noise)
-    batch, _ = learner_of("grpo", policy=TRANSFORMER).annotate(
+    batch = learner_of("grpo", policy=TRANSFORMER).annotate(
         state_of(old).params, None, make_batch()
     )
 
@@ -312,17 +335,27 @@ def test_transformer_update_is_the_oracles(transformer, name, place):
         close(gradient, leaf, 1e-6)
 
 
-def test_annotation_by_old_and_reference_policy():
-    settings = (("beta", 0.3),)
-    learner = learner_of("grpo", 2, 8, settings=settings)
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("grpo", {"beta": 0.3}),
+        ("grpo_entropy", {"coefficient": 0.5}),
+        ("tepo", {"entropy_drop": "ref"}),
+    ],
+)
+def test_annotation_by_old_and_reference_policy(name, settings):
+    learner = learner_of(name, 2, 8, settings=tuple(settings.items()))
     old, reference = (bigram_state(2, table).params for table in (OLD_TABLE, REFERENCE_TABLE))
-    batch, _ = learner.annotate(old, reference, make_batch())
+    batch = learner.annotate(old, reference, make_batch())
     count = len(RAGGED.mask)
     close(batch.old_logp[:count], cut(ROWS.old), 1e-5)
     close(batch.ref_logp[:count], cut(ROWS.reference), 1e-5)
+    close(batch.old_entropy[:count], cut(ROWS.old_entropy), 1e-5)
+    close(batch.ref_entropy[:count], cut(ROWS.reference_entropy), 1e-5)
     assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
     state, metrics = learner.update(bigram_state(2), batch, 0, 0)
-    loss, gradient = oracle("grpo", beta=0.3)
+    loss, gradient = oracle(name, **settings)
+    assert np.abs(gradient - oracle(name)[1]).max() > 1e-3
     assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
     close(state.optimizer["table"], gradient, 3e-6)
 
@@ -364,7 +397,8 @@ def test_eos_is_trained_where_it_is_also_the_padding():
     shape = Shape(
         prompts=1, rows=SLOTS, prompt_length=PROMPT, seeded_length=PROMPT, max_new_tokens=COLUMNS
     )
-    batch, _ = learner_of("grpo").annotate(bigram_state().params, None, pack(progress, [0], shape))
+    packed = pack(progress, list(progress.rollouts), shape)
+    batch = learner_of("grpo").annotate(bigram_state().params, None, packed)
     state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     gradient = np.asarray(state.optimizer["table"])
     # On policy the gradient of a row's token is -A / (rows x tokens), times 1 - p of the token.
@@ -457,6 +491,48 @@ def test_second_epoch_moves_on_under_the_first_ones_scores():
     close(state.params["table"], TABLE - 2.0 * (first + second), 2e-5)
 
 
+def metrics_by_updates(name, *numbers, **settings):
+    """Metrics of a step whose batch the policy drew itself, by its number of minibatches."""
+    found = []
+    for minibatches in numbers:
+        learner = learner_of(
+            name, rate=4.0, minibatches=minibatches, settings=tuple(settings.items())
+        )
+        start = bigram_state()
+        batch = learner.annotate(start.params, None, make_batch())
+        found.append(learner.update(start, batch, 0, 0)[1])
+    return found
+
+
+def test_tepos_mask_needs_a_second_update():
+    one, several = metrics_by_updates("tepo", 1, 3)
+    assert one["mask_share"] == one["masked_kl"] == 0
+    assert 0.02 < several["mask_share"] < 0.5 and several["masked_kl"] > 1e-4
+
+
+def test_recos_token_part_needs_a_second_update_and_its_response_part_does_not():
+    one, several = metrics_by_updates("reco", 1, 3, response_cap=40.0)  # 5 would cap every row
+    assert one["variance_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(several["variance_ratio"] - 1.0) > 0.01
+    rows = dataclasses.replace(ROWS, old=ROWS.now)
+    size = np.bincount(rows.group)
+    weights = [w * size[rows.group[i]] for i, w in oracles.response_weights(rows, cap=40).items()]
+    for metrics in (one, several):
+        assert metrics["response_weight"] == pytest.approx(np.mean(weights), rel=1e-5)
+        assert metrics["response_weight_low"] == pytest.approx(min(weights), rel=1e-5)
+        assert metrics["response_weight_high"] == pytest.approx(max(weights), rel=1e-5)
+    assert min(weights) < 10 and max(weights) == pytest.approx(40)
+
+
+def test_the_entropy_bonus_shows_in_the_entropy():
+    plain, bonus = (
+        learner_of("grpo_entropy", rate=4.0, minibatches=3, settings=(("coefficient", value),))
+        for value in (0.0, 5.0)
+    )
+    found = [learner.update(bigram_state(), annotated(), 0, 0)[1] for learner in (plain, bonus)]
+    assert found[1]["entropy"] > found[0]["entropy"] + 0.01
+
+
 # --- faults and switches --------------------------------------------------------------------------
 
 
@@ -500,7 +576,7 @@ def test_warm_up_compiles_the_step_and_changes_nothing():
     counts = []
     for order in (None, SHUFFLED):
         compiles = Compiles()
-        batch, _ = learner.annotate(state.params, reference, make_batch(order))
+        batch = learner.annotate(state.params, reference, make_batch(order))
         state, _ = learner.update(state, batch, 0, len(counts))
         compiles.close()
         counts.append(compiles.count)

@@ -5,22 +5,41 @@ Shapes: N rollout rows · n = rows of one device or micro-batch · P prompt leng
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from flax import struct
 
 Params = Any  # nested dict of arrays, see model/params.py
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Path:
+    """Where the sampler left a row, to go on from there without computing what came before again.
+
+    A path may be cut: `dataclasses.replace(path, tokens=path.tokens[:k])` with k >= 1.
+    """
+
+    cache: Any  # keys and values of the R rows that were drawn together, on the device
+    place: int  # of the row among them
+    prompt_length: int
+    tokens: np.ndarray  # i32[<=T] drawn so far
+
+
 @struct.dataclass
 class Samples:
-    """Drawn completions: tokens i32[N,T], logp f32[N,T], length i32[N], stopped bool[N]."""
+    """Drawn completions: tokens i32[N,T], logp f32[N,T], length i32[N], stopped bool[N].
+
+    `paths` is a tuple of one Path a row where that was asked for, else None.
+    """
 
     tokens: Any
     logp: Any
     length: Any
     stopped: Any
+    paths: Any = None
 
 
 @struct.dataclass
@@ -43,16 +62,22 @@ class Batch:
     kind: Any  # i32[N]
     stopped: Any  # f32[N] 1 where a stop token ended the row within the limit
     valid: Any  # f32[N] 0 on padding rows
+    baseline: Any = None  # f32[N] what was known of the prompt before the step: chance of success
+    ancestors: Any = None  # i32[N,A] rows with one number in column d share their first d segments
     sampler_logp: Any = None  # f32[N,T] NaN where the sampler saw another context; host only
-    ref_logp: Any = None  # f32[N,T] only when a penalty asks for it
+    old_entropy: Any = None  # f32[N,T] of the behaviour policy
+    ref_logp: Any = None  # f32[N,T] of the initial policy, only when a penalty asks for it
+    ref_entropy: Any = None  # f32[N,T] likewise
 
 
 @struct.dataclass
 class Scores:
-    """Constants of the loss, computed once on whole groups: advantage and weight f32[N,T]."""
+    """Constants of the loss, computed once on whole groups."""
 
-    advantage: Any
-    weight: Any
+    advantage: Any  # f32[N,T]
+    weight: Any  # f32[N,T]
+    accuracy: Any  # f32[N] share of correct rows of the whole batch, the same in every row
+    report: Any = struct.field(default_factory=dict)  # name -> f32[N], for the log
 
 
 @struct.dataclass
@@ -71,5 +96,7 @@ class TrainState:
     optimizer: Any
 
 
-# (params, list of prompts i32[<=P], row i[N], rng.Rows of N, limit i[N] or int) -> NumPy Samples
+# What sampler.make_draw returns: called with (params, list of prompts i32[<=P], row i[N], rng.Rows
+# of N, limit i[N] or int, keep=False) it gives NumPy Samples, and so does its
+# `resume(params, paths, keys, limit, keep=False)`.
 Draw = Callable[..., Samples]

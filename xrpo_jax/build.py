@@ -61,12 +61,15 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
     chat = make_chat(words, settings.text)
     seeder = algorithm.explore.seeder
     seeded_length = rollout.seeded_length if seeder.seeds else rollout.prompt_length
+    planner = algorithm.explore.planner
+    rows = planner.rows(rollout.prompts)
     shape = Shape(
         prompts=rollout.prompts,
-        rows=rollout.prompts * rollout.group,
+        rows=rows + -rows % devices.size,
         prompt_length=rollout.prompt_length,
         seeded_length=seeded_length,
         max_new_tokens=rollout.max_new_tokens,
+        depth=getattr(planner, "depth", 1),
     )
     _check_fit(settings, shape, model, words, devices.size)
     tasks = tuple(
@@ -81,10 +84,13 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
             encode=chat.encode,
             decode=lambda tokens: chat.opening + words.decode(tokens),
             prompt_limit=seeded_length,
+            begin=tuple(words.encode("")),
         )
         for task, grade in zip(tasks, graders, strict=True)
     )
     check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
+    if hasattr(seeder, "check"):
+        seeder.check(tools)
     _, params = hf.load(source, mesh.everywhere(devices))  # what can be refused was refused
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
     sampler = Sampler(
@@ -123,7 +129,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
             share=settings.train.share,
             prompt_lengths=lengths if seeder.trains_seeded else lengths[:1],
             lengths=_completion_lengths(settings),
-            groups=rollout.prompts,
+            groups=min(planner.slots(rollout.prompts), shape.rows),
         ),
         devices,
     )
@@ -206,8 +212,15 @@ def _check_fit(
             f"the tokenizer has {words.vocab_size} tokens; the model's table holds "
             f"{model.vocab_size}"
         )
+    seeder = settings.algorithm.explore.seeder
+    if hasattr(seeder, "room"):
+        least = seeder.room(shape.prompt_length, shape.max_new_tokens)
+        if shape.seeded_length < least:
+            raise ValueError(
+                f"rollout.seeded_length={shape.seeded_length}; allowed: at least {least} for "
+                f"{settings.algorithm_name}, whose prompts also hold what it puts beside them"
+            )
     for name, rows in (
-        ("rollout.prompts x rollout.group", shape.rows),
         ("rollout.slots", rollout.slots),
         ("train.micro_batch / train.share", settings.train.micro_batch // settings.train.share),
     ):
@@ -218,18 +231,36 @@ def _check_fit(
             )
 
 
-def warm_up(parts: Parts, state: TrainState) -> None:
-    """Compile everything that a step can need, several at a time, so that none compiles later."""
+def warm_up(parts: Parts, state: TrainState, pauses: bool) -> None:
+    """Compile everything that a step can need, several at a time, so that none compiles later.
+
+    With `pauses` rows are also kept and resumed.
+    """
     keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1, int), index=np.zeros(1))
 
     def drawing(draw: Draw, length: int) -> None:
         draw(state.params, [np.zeros(length, np.int32)], np.zeros(1, int), keys, 1)
 
+    def resuming(length: int) -> None:
+        prompt, words = [np.zeros(length, np.int32)], range(parts.model.vocab_size)
+        # Two caches, so that they are merged, and a token that does not end the row.
+        going = next(word for word in words if word not in parts.draw.sampler.stop_ids)
+        paths = [
+            dataclasses.replace(path, tokens=np.array([going], np.int32))
+            for _ in range(2)
+            for path in parts.draw(state.params, prompt, np.zeros(1, int), keys, 1, keep=True).paths
+        ]
+        both = keys.replace(prompt=np.zeros(2, int), index=np.arange(2))
+        for keep in (False, True):
+            parts.draw.resume(state.params, paths, both, 1, keep=keep)
+
+    lengths = {parts.shape.prompt_length, parts.shape.seeded_length}
     jobs = parts.learner.warm_up(state) + [
         functools.partial(drawing, draw, length)
         for draw in {parts.draw, parts.eval_draw}
-        for length in {parts.shape.prompt_length, parts.shape.seeded_length}
+        for length in lengths
     ]
+    jobs += [functools.partial(resuming, length) for length in lengths if pauses]
     # On an accelerator one at a time: what is compiled also runs, and memory is scarce there.
     workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:

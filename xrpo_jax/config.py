@@ -61,6 +61,7 @@ class Train:
     """Steps and how a step's batch is cut into updates."""
 
     steps: int = 100
+    tokens: int = 0  # the run ends sooner once it has decoded so many for rollouts; 0 = never
     minibatches: int = 1
     epochs: int = 1
     micro_batch: int = 32  # completions over all devices
@@ -300,7 +301,7 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     ),
     "0 or more": (
         lambda value: 0 <= value < math.inf,
-        "optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices "
+        "train.tokens optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices "
         "reward.correctness reward.format reward.length verify.workers verify.deadline",
     ),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
@@ -344,6 +345,7 @@ def _check_numbers(sections: dict) -> None:
 # What may differ on resume, since no step computes anything else for it.
 MAY_CHANGE = (
     "train.steps",
+    "train.tokens",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.rollouts",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from xrpo_jax import rng
-from xrpo_jax.arrays import Draw, Params
+from xrpo_jax.arrays import Draw, Params, Samples
 from xrpo_jax.explore.reward import FAILED
-from xrpo_jax.types import Tools
+from xrpo_jax.types import Tools, Verdict
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -64,6 +64,31 @@ def interval(values: np.ndarray, seed: int = 0, draws: int = 1000) -> tuple[floa
     return float(low), float(high)
 
 
+def answers(
+    tools: Tools,
+    draw: Draw,
+    params: Params,
+    problems: np.ndarray,
+    samples: int,
+    max_new_tokens: int,
+    step_key,
+) -> tuple[Samples, list[str], list[Verdict]]:
+    """`samples` completions in a row for each of `problems` i[n], their texts and verdicts.
+
+    `step_key` is that of rng.key.
+    """
+    encoded = [np.array(tools.encode(tools.task.prompt(i)), np.int32) for i in problems.tolist()]
+    row = np.repeat(np.arange(len(problems)), samples)
+    keys = rng.Rows(
+        step_key=step_key,
+        prompt=problems[row],
+        index=np.tile(np.arange(samples), len(problems)),
+    )
+    drawn = draw(params, encoded, row, keys, max_new_tokens)
+    texts = [tools.decode(drawn.tokens[i, : drawn.length[i]]) for i in range(len(row))]
+    return drawn, texts, tools.grade(list(zip(problems[row].tolist(), texts, strict=True)))
+
+
 def evaluate(
     tools: Tools,
     draw: Draw,
@@ -83,19 +108,13 @@ def evaluate(
     """
     task = tools.task
     records = []
+    step_key = rng.key(seed, step, "evaluate")
     for start in range(0, len(task), prompts):
         problems = np.arange(start, min(start + prompts, len(task)))
-        encoded = [np.array(tools.encode(task.prompt(i)), np.int32) for i in problems.tolist()]
-        row = np.repeat(np.arange(len(problems)), samples)
-        keys = rng.Rows(
-            step_key=rng.key(seed, step, "evaluate"),
-            prompt=problems[row],
-            index=np.tile(np.arange(samples), len(problems)),
+        drawn, texts, verdicts = answers(
+            tools, draw, params, problems, samples, max_new_tokens, step_key
         )
-        drawn = draw(params, encoded, row, keys, max_new_tokens)
-        asked = problems[row].tolist()
-        texts = [tools.decode(drawn.tokens[i, : drawn.length[i]]) for i in range(len(asked))]
-        verdicts = tools.grade(list(zip(asked, texts, strict=True)))
+        asked = np.repeat(problems, samples).tolist()
         for i, (problem, text, verdict) in enumerate(zip(asked, texts, verdicts, strict=True)):
             graded = verdict.status not in FAILED
             records.append(

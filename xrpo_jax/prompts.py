@@ -46,6 +46,9 @@ class Subset:
     def answer(self, i: int, completion: str) -> str | None:
         return self.task.answer(self.places[i], completion)
 
+    def gold(self, i: int) -> str | None:
+        return gold(self.task, self.places[i])
+
     def describe(self) -> str:
         """What the task says of itself, and what was left out."""
         return "\n".join(text for text in (describe(self.task), self.left_out) if text)
@@ -54,6 +57,11 @@ class Subset:
 def describe(task: Task) -> str:
     """What a task says of itself at the start of a run; "" where it says nothing."""
     return task.describe() if hasattr(task, "describe") else ""
+
+
+def gold(task: Task, i: int) -> str | None:
+    """The right answer to a prompt as text; None where the task does not know or tell one."""
+    return task.gold(i) if hasattr(task, "gold") else None
 
 
 def without(task: Task, places: np.ndarray, why: str) -> Task:

@@ -87,16 +87,19 @@ def warn_failed(bar: tqdm, where: str, graded: Sequence[tuple[str, str]], alarm:
     )
 
 
-def finish(folder: pathlib.Path, settings: Settings, step: int, exported: str) -> dict:
+def finish(folder: pathlib.Path, settings: Settings, step: int, ended: bool, exported: str) -> dict:
     """Print the table, draw the curve, name the paths and the next command; the last evaluation.
 
-    `exported` says how the written policy compares with the trained one ("" = none was written).
+    `ended` says whether the run is complete, `exported` how the written policy compares with the
+    trained one ("" = none was written).
     """
     records = read_metrics(folder / "metrics.jsonl")
     evaluated = [record for record in records if "eval/pass@1" in record]
     print()
-    if step < settings.train.steps:
+    if not ended:
         print(f"stopped after {step} of {settings.train.steps} steps; the same command goes on")
+    elif step < settings.train.steps:
+        print(f"ended after {step} steps: train.tokens={settings.train.tokens} are decoded")
     if not evaluated:
         return {}
     before, after = evaluated[0], evaluated[-1]
@@ -112,7 +115,7 @@ def finish(folder: pathlib.Path, settings: Settings, step: int, exported: str) -
     if settings.checkpoint.rollouts:
         print(f"rollouts        {folder / 'rollouts.jsonl.gz'}")
     print(f"checkpoint      {folder / 'checkpoints' / str(step)}")
-    if step >= settings.train.steps:
+    if ended:
         if exported:
             print(f"policy          {folder / 'policy'}  (Hugging Face layout)")
             print(f"                checked: {exported}")

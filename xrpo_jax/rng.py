@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import struct
 
-STREAMS = ("data", "rollout", "minibatch", "evaluate")
+STREAMS = ("data", "rollout", "minibatch", "evaluate", "plan", "offline")
 
 
 def _stream(stream: str) -> int:
@@ -22,9 +22,9 @@ def _stream(stream: str) -> int:
     return zlib.crc32(stream.encode())
 
 
-def host(seed: int, step: int, stream: str) -> np.random.Generator:
-    """A NumPy generator for the coordinates (seed, step, stream)."""
-    return np.random.default_rng([seed, step, _stream(stream)])
+def host(seed: int, step: int, stream: str, *more: int) -> np.random.Generator:
+    """A NumPy generator for the coordinates (seed, step, stream) and `more` of them."""
+    return np.random.default_rng([seed, step, _stream(stream), *more])
 
 
 def key(seed: int, step: int, stream: str) -> jax.Array:

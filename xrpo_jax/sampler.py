@@ -2,15 +2,21 @@
 
 Rows decode `slots` at a time, so that any number of rollouts runs through the same compiled
 functions, and prompts fall into a few lengths. A row's tokens depend on its prompt and its key's
-coordinates alone, not on slot, chunk or device.
+coordinates alone, not on slot, chunk or device, nor on whether it was paused on the way.
 
-Shapes: G prompts · R slots · P prompt length · T new tokens · C = P + T cache · V vocabulary.
+A row that is to go on later leaves a Path: its place in a cache and the tokens that it drew. Token
+t of a completion is in slot P + t of the cache; slots behind a path's tokens hold what others left,
+and are written before they are attended to.
+
+Shapes: N rows · G prompts · R slots · P prompt length · T new tokens · C = P + T cache ·
+V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +25,7 @@ from jax.sharding import Mesh
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
-from xrpo_jax.arrays import Params, Samples
+from xrpo_jax.arrays import Params, Path, Samples
 from xrpo_jax.model import transformer
 from xrpo_jax.model.config import ModelConfig
 
@@ -129,25 +135,38 @@ def _weights(sampler: Sampler, params: Params):
     return transformer.for_decoding(params, sampler.model, jnp.dtype(sampler.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _decode(
     sampler: Sampler,
+    mesh: Mesh,
+    keep: bool,
     weights: Params,
-    logits: jax.Array,
+    logits: jax.Array | None,
     cache: transformer.Cache,
+    place: jax.Array,
     prompt_length: jax.Array,
-    row: jax.Array,
-    step_key: jax.Array,
+    last: jax.Array,
     prompt: jax.Array,
     index: jax.Array,
     limit: jax.Array,
-) -> Samples:
-    """Continue the prompts `row` i32[R] (places in the cache) by up to `limit` i32[R] tokens."""
-    logits, prompt_length = logits[row], prompt_length[row]
-    cache = jax.tree.map(lambda leaf: leaf[row], cache)
+    step_key: jax.Array,
+    begun: jax.Array,
+) -> tuple[Samples, transformer.Cache | None]:
+    """Continue the rows `place` i32[R] of the cache by up to `limit` i32[R] tokens.
+
+    `begun` tokens (i32 scalar) of each row's completion are in the cache. With none, `logits` are
+    those behind the prompts of the cache. Else they are None, and `last` i32[R], each row's last
+    token, is fed once more: it rewrites its own keys and values and gives the logits, which nobody
+    kept. Returns the new tokens, and the rows' cache if `keep`.
+    """
+    size, new = place.shape[0], sampler.max_new_tokens
+    cache = jax.tree.map(lambda leaf: leaf[place], cache)
+    if logits is None:
+        logits = jnp.zeros((size, sampler.model.vocab_size), jnp.float32)
+    else:
+        logits = logits[place]
     keys = rng.rows(step_key, prompt, index)
-    size, new = row.shape[0], sampler.max_new_tokens
-    first = cache.keys[0].shape[1] - new  # P, the slot of the first new token
+    first = cache.keys[0].shape[1] - new  # P, the slot of a completion's first token
     slots = jnp.arange(first + new)[None, :]
     stops = jnp.array(sampler.stop_ids, jnp.int32)[None, :]
 
@@ -156,14 +175,17 @@ def _decode(
         return (step < new) & jnp.any(~samples.stopped & (samples.length < limit))
 
     def body(state):
-        step, logits, cache, samples = state
-        active = ~samples.stopped & (samples.length < limit)
+        step, logits, cache, samples = state  # `step` counts from the completion's first token
+        again = step < begun
+        active = ~again & ~samples.stopped & (samples.length < limit)
         logp = log_probs(logits, sampler.method)
         token = choose(logp, jax.vmap(jax.random.uniform)(rng.tokens(keys, step)))
+        token = jnp.where(again, last, token)
         token_logp = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+        column = jnp.maximum(step - begun, 0)  # the zeros of the last token are written over
         samples = Samples(
-            tokens=samples.tokens.at[:, step].set(jnp.where(active, token, 0)),
-            logp=samples.logp.at[:, step].set(jnp.where(active, token_logp, 0.0)),
+            tokens=samples.tokens.at[:, column].set(jnp.where(active, token, 0)),
+            logp=samples.logp.at[:, column].set(jnp.where(active, token_logp, 0.0)),
             length=samples.length + active,
             stopped=samples.stopped | (active & jnp.any(token[:, None] == stops, axis=1)),
         )
@@ -183,33 +205,61 @@ def _decode(
     start = Samples(
         tokens=jnp.zeros((size, new), jnp.int32),
         logp=jnp.zeros((size, new), jnp.float32),
-        length=jnp.zeros_like(row),
-        stopped=row < 0,
+        length=jnp.zeros_like(place),
+        stopped=place < 0,
     )
-    return jax.lax.while_loop(running, body, (jnp.int32(0), logits, cache, start))[3]
+    state = (jnp.maximum(begun - 1, 0), logits, cache, start)
+    _, _, cache, samples = jax.lax.while_loop(running, body, state)
+    return samples, (_split(mesh, cache) if keep else None)
 
 
-def make_draw(sampler: Sampler, mesh: Mesh):
-    """The sampler's border: `draw(params, prompts, row, keys, limit) -> Samples` of NumPy arrays.
+@functools.partial(jax.jit, static_argnums=0)
+def _merge(
+    mesh: Mesh,
+    merged: transformer.Cache,
+    cache: transformer.Cache,
+    place: jax.Array,
+    mine: jax.Array,
+) -> transformer.Cache:
+    """`merged` with the rows `place` i32[R] of `cache` where `mine` i32[R] is 1."""
+    mine = (mine > 0)[:, None, None, None]
+    merged = jax.tree.map(lambda old, new: jnp.where(mine, new[place], old), merged, cache)
+    return _split(mesh, merged)
 
-    `prompts` are at most G token arrays, `row` i[N] says which one each rollout continues, `keys`
-    are rng.Rows with N coordinates, `limit` is the number of new tokens (int or i[N]). Rows are
-    split over the mesh's devices. Raises ValueError for a prompt that is empty or too long.
+
+def _split(mesh: Mesh, cache: transformer.Cache) -> transformer.Cache:
+    """The cache placed as every kept one is, so that what reads it is compiled once."""
+    return jax.lax.with_sharding_constraint(cache, meshes.rows(mesh))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draw:
+    """The sampler's border, NumPy in and out; rows are split over the mesh's devices.
+
+    In both calls `keys` are rng.Rows with N coordinates, of which each token takes its own by its
+    place in the completion; `limit` is the number of new tokens (int or i[N]); `keep` asks for
+    the rows' paths, which hold their cache on the device for as long as they live.
     """
 
-    def draw(params, prompts, row, keys: rng.Rows, limit) -> Samples:
-        size = len(row)
-        limit = np.broadcast_to(np.asarray(limit, np.int32), (size,))
-        out = Samples(
-            tokens=np.zeros((size, sampler.max_new_tokens), np.int32),
-            logp=np.zeros((size, sampler.max_new_tokens), np.float32),
-            length=np.zeros(size, np.int32),
-            stopped=np.zeros(size, bool),
-        )
+    sampler: Sampler
+    mesh: Mesh
+
+    def __call__(
+        self, params: Params, prompts, row, keys: rng.Rows, limit, keep: bool = False
+    ) -> Samples:
+        """Row i continues `prompts[row[i]]`; prompts are token arrays, `row` is i[N].
+
+        Raises ValueError for a prompt that is empty or too long.
+        """
+        sampler, row = self.sampler, np.asarray(row)
+        limit = np.broadcast_to(np.asarray(limit, np.int32), row.shape)
+        out, paths = _nothing(sampler, len(row)), [None] * len(row)
         weights = _weights(sampler, params)
         bucket = np.array([_bucket(len(prompt), sampler.lengths) for prompt in prompts])
-        for width in sampler.lengths:
-            (places,) = np.nonzero(bucket == width)
+        for width, start in itertools.product(
+            sampler.lengths, range(0, len(prompts), sampler.prompts)
+        ):
+            places = np.flatnonzero(bucket == width)[start : start + sampler.prompts]
             if not len(places):
                 continue
             tokens = np.zeros((sampler.prompts, width), np.int32)
@@ -217,49 +267,130 @@ def make_draw(sampler: Sampler, mesh: Mesh):
             for i, place in enumerate(places):
                 tokens[i, : len(prompts[place])] = prompts[place]
                 length[i] = len(prompts[place])
-            length = jax.device_put(length, meshes.everywhere(mesh))
-            tokens = jax.device_put(tokens, meshes.everywhere(mesh))
-            logits, cache = _prefill(sampler, params, tokens, length)
-            (members,) = np.nonzero(np.isin(row, places))
-            for start in range(0, len(members), sampler.slots):
-                chunk = members[start : start + sampler.slots]
-                inputs = _rows(
-                    sampler,
-                    mesh,
-                    np.searchsorted(places, row[chunk]),
-                    keys.prompt[chunk],
-                    keys.index[chunk],
-                    limit[chunk],
+            logits, cache = _prefill(
+                sampler, params, *jax.device_put((tokens, length), meshes.everywhere(self.mesh))
+            )
+            fresh = [
+                Path(cache=cache, place=i, prompt_length=int(most), tokens=np.zeros(0, np.int32))
+                for i, most in enumerate(length)
+            ]
+            members = np.flatnonzero(np.isin(row, places))
+            for chunk in _chunks(members, sampler.slots):
+                begins = [fresh[i] for i in np.searchsorted(places, row[chunk])]
+                found = self._advance(weights, logits, cache, begins, keys, chunk, limit, keep)
+                _put(out, paths, chunk, found)
+        return out.replace(paths=tuple(paths)) if keep else out
+
+    def resume(self, params: Params, paths, keys: rng.Rows, limit, keep: bool = False) -> Samples:
+        """Row i continues `paths[i]`; several may continue one. Only what is new is returned.
+
+        A row ends with its T-th token whatever `limit` says, and nothing follows a stop token.
+        Raises ValueError for a path of no tokens.
+        """
+        sampler = self.sampler
+        begun = np.array([len(path.tokens) for path in paths], np.int32)
+        if not begun.all():
+            raise ValueError("a path of no tokens cannot be resumed; allowed: at least one token")
+        limit = np.minimum(np.asarray(limit, np.int32), sampler.max_new_tokens - begun)
+        out, kept = _nothing(sampler, len(paths)), list(paths)
+        out.stopped[:] = [path.tokens[-1] in sampler.stop_ids for path in paths]
+        weights = _weights(sampler, params)
+        seen: dict[int, int] = {}
+        for path in paths:
+            seen.setdefault(id(path.cache), len(seen))
+
+        def alike(i):  # the slot that is written next is one for all rows
+            return paths[i].cache.keys[0].shape[1], begun[i]
+
+        # Rows of one cache side by side, so that a chunk reads few of them.
+        going = sorted(
+            np.flatnonzero(~out.stopped & (limit > 0)).tolist(),
+            key=lambda i: (*alike(i), seen[id(paths[i].cache)]),
+        )
+        for _, members in itertools.groupby(going, alike):
+            for chunk in _chunks(np.array(list(members)), sampler.slots):
+                begins = self._gather([paths[i] for i in chunk])
+                found = self._advance(
+                    weights, None, begins[0].cache, begins, keys, chunk, limit, keep
                 )
-                place, prompt, index, most = inputs
-                step_key = jax.device_put(keys.step_key, meshes.everywhere(mesh))
-                drawn = jax.device_get(
-                    _decode(
-                        sampler,
-                        weights,
-                        logits,
-                        cache,
-                        length,
-                        place,
-                        step_key,
-                        prompt,
-                        index,
-                        most,
-                    )
-                )
-                for name in ("tokens", "logp", "length", "stopped"):
-                    getattr(out, name)[chunk] = getattr(drawn, name)[: len(chunk)]
-        return out
+                _put(out, kept, chunk, found)
+        return out.replace(paths=tuple(kept)) if keep else out
 
-    return draw
+    def _gather(self, paths: list[Path]) -> list[Path]:
+        """The same paths (at most R) in one cache."""
+        caches = {id(path.cache): path.cache for path in paths}
+        if len(caches) == 1:
+            return paths
+        merged, place = paths[0].cache, [path.place for path in paths]
+        for cache in caches.values():
+            mine = [path.cache is cache for path in paths]
+            merged = _merge(self.mesh, merged, cache, *self._rows(place, mine))
+        return [dataclasses.replace(path, cache=merged, place=i) for i, path in enumerate(paths)]
+
+    def _advance(
+        self, weights, logits, cache, paths: list[Path], keys, chunk, limit, keep
+    ) -> Samples:
+        """Samples of the rows `chunk` (at most R), which continue `paths` of `cache`."""
+        begun = len(paths[0].tokens)
+        columns = self._rows(
+            [path.place for path in paths],
+            [path.prompt_length for path in paths],
+            [path.tokens[-1] if begun else 0 for path in paths],
+            keys.prompt[chunk],
+            keys.index[chunk],
+            limit[chunk],
+        )
+        shared = jax.device_put((keys.step_key, np.int32(begun)), meshes.everywhere(self.mesh))
+        found, cache = _decode(
+            self.sampler, self.mesh, keep, weights, logits, cache, *columns, *shared
+        )
+        found = jax.tree.map(lambda leaf: leaf[: len(paths)], jax.device_get(found))
+        if not keep:
+            return found
+        whole = [
+            np.append(path.tokens, tokens[:length])
+            for path, tokens, length in zip(paths, found.tokens, found.length, strict=True)
+        ]
+        return found.replace(
+            paths=tuple(
+                dataclasses.replace(path, cache=cache, place=i, tokens=tokens)
+                for i, (path, tokens) in enumerate(zip(paths, whole, strict=True))
+            )
+        )
+
+    def _rows(self, *columns) -> list[jax.Array]:
+        """Columns i[<=R] padded with zeros to R (a limit of 0 never runs), split over devices."""
+        padded = np.zeros((len(columns), self.sampler.slots), np.int32)
+        for target, column in zip(padded, columns, strict=True):
+            target[: len(column)] = column
+        return [jax.device_put(column, meshes.rows(self.mesh)) for column in padded]
 
 
-def _rows(sampler: Sampler, mesh: Mesh, *columns: np.ndarray) -> list[jax.Array]:
-    """Columns i[<=R] padded with zeros to R slots (a limit of 0 never runs), split over devices."""
-    padded = [np.zeros(sampler.slots, np.int32) for _ in columns]
-    for target, column in zip(padded, columns, strict=True):
-        target[: len(column)] = column
-    return [jax.device_put(column, meshes.rows(mesh)) for column in padded]
+def make_draw(sampler: Sampler, mesh: Mesh) -> Draw:
+    """What draws rows, and resumes those that were drawn."""
+    return Draw(sampler=sampler, mesh=mesh)
+
+
+def _nothing(sampler: Sampler, size: int) -> Samples:
+    """`size` rows without tokens."""
+    return Samples(
+        tokens=np.zeros((size, sampler.max_new_tokens), np.int32),
+        logp=np.zeros((size, sampler.max_new_tokens), np.float32),
+        length=np.zeros(size, np.int32),
+        stopped=np.zeros(size, bool),
+    )
+
+
+def _put(out: Samples, paths: list, chunk: np.ndarray, found: Samples) -> None:
+    """Write what was found into the rows `chunk` of all."""
+    for name in ("tokens", "logp", "length", "stopped"):
+        getattr(out, name)[chunk] = getattr(found, name)
+    for i, path in zip(chunk, found.paths or (), strict=False):
+        paths[i] = path
+
+
+def _chunks(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _bucket(length: int, lengths: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ settings, so a run that was killed anywhere goes on to the bit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import signal
 import sys
@@ -16,13 +17,13 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from xrpo_jax import checkpoint, report
+from xrpo_jax import checkpoint, report, rng
 from xrpo_jax.arrays import Batch, Params, TrainState
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.config import ConfigDict, Settings, claim, parse
-from xrpo_jax.evaluate import evaluate
+from xrpo_jax.evaluate import answers, evaluate
 from xrpo_jax.explore import summary
-from xrpo_jax.explore.collect import collect
+from xrpo_jax.explore.collect import collect, remember
 from xrpo_jax.log import Clock, Compiles, Log, read_metrics
 from xrpo_jax.model import compare, export
 from xrpo_jax.model.params import count
@@ -46,21 +47,18 @@ def run(config: ConfigDict, workdir: str) -> dict:
     del fresh
     with claim(settings, folder, parts.facts), parts.pool or contextlib.nullcontext():
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
-        steps, start = settings.train.steps, manager.latest_step() or 0
-        if start < steps:
-            with _Signals() as signals:
-                done, state = _loop(settings, parts, folder, manager, start, begin, signals)
-        else:
-            done, (state, _) = start, _restored(parts, manager, start, begin)
+        start = manager.latest_step() or 0
+        with _Signals() as signals:
+            done, state, ended = _loop(settings, parts, folder, manager, start, begin, signals)
         manager.close()
         exported, failure = "", None
-        if done >= steps and settings.checkpoint.export != "no":
+        if ended and settings.checkpoint.export != "no":
             # After the checkpoint, so that a full disk here loses nothing.
             try:
                 exported = _export(settings, parts, folder, state.params)
             except ValueError as error:
                 failure = error
-        last = report.finish(folder, settings, done, exported)
+        last = report.finish(folder, settings, done, ended, exported)
         if failure is not None:
             raise failure
         return last
@@ -94,29 +92,41 @@ def _loop(
     start: int,
     begin: list[TrainState],
     signals: _Signals,
-) -> tuple[int, TrainState]:
-    """Steps `start` to the last, or to where a signal asks to stop; returns the step reached."""
+) -> tuple[int, TrainState, bool]:
+    """Steps from `start` on; the step reached, its state, and whether nothing is left to do.
+
+    Stops sooner where a signal asks to.
+    """
     if not start:
         _refuse_lost_checkpoints(settings, folder)
     state, ledger = _restored(parts, manager, start, begin)
+    last = (read_metrics(folder / "metrics.jsonl") or [{}])[-1]
+    if _ended(settings, start, ledger) and last.get("step") == start and "eval/pass@1" in last:
+        return start, state, True
     log = Log(folder, start, settings.checkpoint.rollouts)
-    steps, planner = settings.train.steps, settings.algorithm.explore.planner
+    explore = settings.algorithm.explore
     compiles = Compiles()
     tasks = parts.tools.task, parts.eval_tools.task
     print(report.opening(settings, *tasks, count(state.params), parts.chat))
     bar = report.progress_bar(settings, start)
+    if _ended(settings, start, ledger):  # it was asked for more before, so its end was not graded
+        log.metrics(start, held_out(parts, settings, state.params, start, folder, bar))
+        bar.close()
+        return start, state, True
     bar.set_postfix_str("compiling")
-    warm_up(parts, state)
+    warm_up(parts, state, getattr(explore.planner, "pauses", False))
+    if not start:
+        ledger = _estimated(parts, settings, state.params, ledger, bar)
     counted = compiles.count
-    for step in range(start, steps):
+    for step in range(start, settings.train.steps):
         clock = Clock()
         metrics = {}
         if step % settings.eval.every == 0:
             with clock("evaluate"):
                 metrics |= held_out(parts, settings, state.params, step, folder, bar)
         begun = time.perf_counter()
-        batch, ledger, progress = collect(
-            settings.algorithm.explore,
+        batch, progress = collect(
+            explore,
             parts.tools,
             parts.draw,
             state.params,
@@ -127,15 +137,18 @@ def _loop(
             clock,
         )
         with clock("annotate"):
-            batch, entropy = parts.learner.annotate(state.params, parts.reference, batch)
+            batch = parts.learner.annotate(state.params, parts.reference, batch)
+            logp_of = functools.partial(parts.learner.logp, state.params)
+            ledger = remember(explore, ledger, progress, batch, logp_of)
         with clock("update"):
             state, learned = parts.learner.update(state, batch, settings.seed, step, clock)
 
-        metrics |= summary.summarise(progress, ledger, parts.tools.task, planner.select(progress))
+        groups = explore.planner.select(progress)
+        metrics |= summary.summarise(explore, progress, ledger, parts.tools.task, groups)
         metrics |= learned | sampler_gap(batch)
-        metrics["old_entropy"] = float(entropy.sum() / max(batch.mask.sum(), 1.0))
+        metrics["old_entropy"] = float(batch.old_entropy.sum() / max(batch.mask.sum(), 1.0))
         spent = time.perf_counter() - begun
-        metrics["tokens_per_second"] = metrics["length"] * metrics["rollouts"] / spent
+        metrics["tokens_per_second"] = progress.decoded / spent
         metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
         metrics["seconds/step"] = spent
         # Since the last record, so that what saving and evaluating compile shows, too.
@@ -147,15 +160,54 @@ def _loop(
         graded = [(verdict.status, verdict.reason) for verdict in verdicts]
         report.warn_failed(bar, f"step {step}", graded, settings.verify.alarm)
         done = step + 1
-        if done == steps:
+        ended = _ended(settings, done, ledger)
+        if ended:
             log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
-        if done % settings.checkpoint.every == 0 or done == steps or signals.stop:
+        if done % settings.checkpoint.every == 0 or ended or signals.stop:
             checkpoint.save(manager, done, state, ledger)
-        if signals.stop:
+        if ended or signals.stop:
             break
     bar.close()
     compiles.close()
-    return done, state
+    return done, state, ended
+
+
+def _ended(settings: Settings, step: int, ledger: Ledger) -> bool:
+    """Whether a run that has made `step` steps is complete, by steps or by decoded tokens."""
+    tokens = settings.train.tokens
+    return step >= settings.train.steps or 0 < tokens <= int(ledger["decoded"]["tokens"])
+
+
+def _estimated(
+    parts: Parts, settings: Settings, params: Params, ledger: Ledger, bar: tqdm
+) -> Ledger:
+    """The first ledger, with what the first policy achieves on every prompt if it is asked for."""
+    values = settings.algorithm.explore.values
+    samples = getattr(values, "offline", 0)
+    if not samples:
+        return ledger
+    size, correct, tokens = len(parts.tools.task), [], 0
+    for start in range(0, size, parts.shape.prompts):
+        problems = np.arange(start, min(start + parts.shape.prompts, size))
+        bar.set_postfix_str(f"first estimates of prompts {start} of {size}")
+        drawn, _, verdicts = answers(
+            parts.tools,
+            parts.draw,
+            params,
+            problems,
+            samples,
+            parts.shape.max_new_tokens,
+            rng.key(settings.seed, 0, "offline"),
+        )
+        right = np.array([verdict.correct for verdict in verdicts])
+        graded = [(verdict.status, verdict.reason) for verdict in verdicts]
+        report.warn_failed(bar, "first estimates", graded, settings.verify.alarm)
+        correct.append(right.reshape(-1, samples).sum(axis=1))
+        tokens += int(drawn.length.sum())
+    return ledger | {
+        "values": values.begin(ledger["values"], np.concatenate(correct)),
+        "decoded": {"tokens": ledger["decoded"]["tokens"] + tokens},
+    }
 
 
 def _refuse_lost_checkpoints(settings: Settings, folder: pathlib.Path) -> None:

@@ -25,6 +25,9 @@ class Kind(enum.IntEnum):
 
     PLAIN = 0
     SEEDED = 1
+    REFINED = 2  # an answer given after a critique of an earlier one
+    UPSTREAM = 3  # the beginning of an answer, rewarded by what came of it
+    DOWNSTREAM = 4  # an answer given after the beginning of another one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,7 @@ class Task(Protocol):
 
     A task whose `rewards` and `answer` end soon, in little memory, on any text may say so with
     `bounded = True`: it is then graded within the trainer's process, others in worker processes.
+    One that knows the right answers may have `gold(i) -> str | None`, which tells one as text.
     """
 
     levels: tuple[str, ...]
@@ -131,31 +135,57 @@ class Task(Protocol):
 # --- explore ---------------------------------------------------------------------------------
 
 
+class Draft(enum.Enum):
+    """Which rows of a request are drafts: not graded, for later rounds to build on."""
+
+    NONE = "none"
+    UNENDED = "unended"  # those without a stop token that may still grow
+    ALL = "all"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """`n` more rollouts for the prompt in `slot`."""
+    """`n` more rollouts for the prompt in `slot`, of at most `limit` new tokens (0 = all allowed).
+
+    `source` is an earlier rollout of this slot that the seeder may build the context on; with
+    `resume` the rows go on where it was left, which must have been a draft.
+    """
 
     slot: int
     n: int
+    limit: int = 0
+    source: Rollout | None = None
+    resume: bool = False
+    draft: Draft = Draft.NONE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """The text a rollout is drawn under and the text the learner sees before it."""
+    """The text a rollout is drawn under and the text the learner sees before it.
+
+    `before` and `after` are tokens around the prompt in both texts, after a token that begins every
+    text of this tokenizer. `after` must be what a resumed row already has.
+    """
 
     sampled: Conversation
     trained: Conversation
     kind: Kind = Kind.PLAIN
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One graded completion; `tokens` and `logp` end with the stop token where there was one."""
+    """One completion; `tokens` and `logp` end with the stop token where there was one.
+
+    A draft has no verdict. A rollout that goes on with another one has its tokens, too, unless they
+    are in the prompt.
+    """
 
     prompt: int  # index into the task
     slot: int  # prompt slot of the step
-    index: int  # number within the prompt's rollouts of this step
-    round: int
+    index: int  # number within all that was drawn for the prompt in this step
+    round: int  # in which it, or the first that it goes on with, was drawn
     kind: Kind
     sampled_prompt: np.ndarray  # i32[<=P]
     trained_prompt: np.ndarray  # i32[<=P]
@@ -163,22 +193,57 @@ class Rollout:
     logp: np.ndarray  # f32[<=T] of the distribution sampled from
     stopped: bool  # a stop token was drawn within the limit
     text: str
-    verdict: Verdict
+    verdict: Verdict | None  # None for a draft
     reward: float  # weighted sum of the reward terms; NaN where the verifier failed
     terms: dict[str, float] = dataclasses.field(default_factory=dict)  # by name, without weights
+    source: Rollout | None = None  # the request's
+    resumed: bool = False  # whether it goes on with `source`
+    draft: bool = False
+    path: Any = None  # arrays.Path where the sampler left it, where the planner may go on
+
+    def cut(self, length: int) -> Rollout:
+        """The first `length` tokens (at least 1) as a draft that can be resumed there."""
+        path = self.path
+        if path is not None:  # it may hold tokens that are part of this rollout's prompt
+            kept = len(path.tokens) - len(self.tokens) + length
+            path = dataclasses.replace(path, tokens=path.tokens[:kept])
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[:length],
+            logp=self.logp[:length],
+            stopped=self.stopped and length == len(self.tokens),
+            verdict=None,
+            reward=float("nan"),
+            terms={},
+            draft=True,
+            path=path,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The step so far: prompt index by slot, and the rollouts drawn for each slot."""
+    """The step so far: prompt index by slot, and the rollouts and drafts drawn for each slot."""
 
     prompts: tuple[int, ...]
     rollouts: tuple[tuple[Rollout, ...], ...]
     batch: int  # prompts that a step trains on; a planner may look at more
+    drafts: tuple[tuple[Rollout, ...], ...] = ()  # by slot, like rollouts; () = none for any
+    seed: int = 0
+    step: int = 0
+    max_new_tokens: int = 0
+    values: Memory = dataclasses.field(default_factory=dict)  # known of all prompts before the step
+    value: np.ndarray | None = None  # f64[slots] the chance of success that `values` says
 
     @property
     def total(self) -> int:
         return sum(len(rows) for rows in self.rollouts)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that were sampled in this step: those that a row took over count once."""
+        drawn = [row for rows in (*self.rollouts, *self.drafts) for row in rows]
+        whole = sum(len(row.tokens) for row in drawn)
+        return whole - sum(len(row.source.tokens) for row in drawn if row.resumed)
 
     def scores(self, slot: int) -> np.ndarray:
         """Correctness of a slot's rollouts that could be graded, in the order drawn: f64[n]."""
@@ -199,4 +264,5 @@ class Tools:
     grade: Callable[[Sequence[tuple[int, str]]], list[Verdict]]  # (prompt, completion) pairs
     encode: Callable[[Conversation], list[int]]
     decode: Callable[[Any], str]
-    prompt_limit: int  # tokens of a prompt with exemplars
+    prompt_limit: int  # tokens of a prompt with what a seeder adds
+    begin: tuple[int, ...] = ()  # tokens that begin every text, such as BOS

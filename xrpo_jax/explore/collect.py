@@ -9,17 +9,18 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
-from xrpo_jax import rng
 from xrpo_jax.arrays import Batch, Draw, Params
 from xrpo_jax.explore.curriculum import Shuffled
 from xrpo_jax.explore.planner import Fixed
 from xrpo_jax.explore.reward import Correctness, Graded, reward_of
+from xrpo_jax.explore.sample import sample
 from xrpo_jax.explore.seeding import NoSeed
-from xrpo_jax.explore.values import NoValues
+from xrpo_jax.explore.values import LogpOf, NoValues
 from xrpo_jax.log import Clock
-from xrpo_jax.types import Context, Ledger, Progress, Request, Rollout, Tools, Verdict
+from xrpo_jax.types import Ledger, Progress, Rollout, Tools, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,11 @@ class Shape:
     """The fixed sizes of a step: prompts, rows, longest prompt and completion in tokens."""
 
     prompts: int
-    rows: int
+    rows: int  # that the learner gets at most
     prompt_length: int  # tokens of a plain prompt
-    seeded_length: int  # tokens of a prompt with exemplars; equals prompt_length without a seeder
+    seeded_length: int  # tokens of a prompt with what a seeder adds; prompt_length without one
     max_new_tokens: int
+    depth: int = 1  # segments of a rollout; above 1 the learner gets `Batch.ancestors`
 
     @property
     def row_length(self) -> int:
@@ -50,10 +52,11 @@ class Shape:
 
 
 def init_ledger(explore: Explore, num_prompts: int, max_new_tokens: int) -> Ledger:
-    """The memory of every host part before the first step."""
+    """The memory of every host part before the first step, and the tokens decoded so far."""
     return {
-        "values": explore.values.init(num_prompts),
+        "values": explore.values.init(num_prompts, max_new_tokens),
         "seeder": explore.seeder.init(max_new_tokens),
+        "decoded": {"tokens": np.zeros((), np.int64)},
     }
 
 
@@ -67,8 +70,9 @@ def collect(
     seed: int,
     step: int,
     clock: Clock,
-) -> tuple[Batch, Ledger, Progress]:
-    """Sample and grade one step: the learner's batch (NumPy), the next ledger, all rollouts."""
+) -> tuple[Batch, Progress]:
+    """Sample and grade one step: the learner's batch (NumPy) and all that was drawn."""
+    caches, pauses = {}, getattr(explore.planner, "pauses", False)
     with clock("plan"):
         progress = _begin(explore, tools, ledger, shape, seed, step)
     for round in itertools.count():
@@ -79,23 +83,30 @@ def collect(
             contexts = [
                 explore.seeder(request, progress, ledger["seeder"], tools) for request in requests
             ]
-        rows = _sample(
-            tools, draw, params, progress, requests, contexts, shape, round, seed, step, clock
-        )
+        rows = sample(tools, draw, params, progress, requests, contexts, pauses, round, clock)
+        caches |= {id(row.path.cache): row.path.cache for row in rows if row.path is not None}
         with clock("verify"):
-            verdicts = tools.grade([(row.prompt, row.text) for row in rows])
-            graded = [
-                _rewarded(explore, shape, row, verdict)
-                for row, verdict in zip(rows, verdicts, strict=True)
-            ]
-        progress = _extend(progress, graded)
+            progress = _extend(progress, _graded(explore, tools, shape, rows))
+    for leaf in jax.tree.leaves(list(caches.values())):
+        leaf.delete()  # paths end with the step: their memory is wanted now
     with clock("plan"):
         batch = pack(progress, explore.planner.select(progress), shape)
-        ledger = {
-            "values": explore.values.observe(ledger["values"], progress),
-            "seeder": explore.seeder.observe(ledger["seeder"], progress, step),
-        }
-    return batch, ledger, progress
+    return batch, progress
+
+
+def remember(
+    explore: Explore, ledger: Ledger, progress: Progress, batch: Batch, logp_of: LogpOf
+) -> Ledger:
+    """The ledger after a step whose batch the learner has annotated."""
+    rows = [row for group in explore.planner.select(progress) for row in group]
+    old_logp = {
+        (row.slot, row.index): batch.old_logp[i, : len(row.tokens)] for i, row in enumerate(rows)
+    }
+    return {
+        "values": explore.values.observe(ledger["values"], progress, old_logp, logp_of),
+        "seeder": explore.seeder.observe(ledger["seeder"], progress, progress.step),
+        "decoded": {"tokens": ledger["decoded"]["tokens"] + progress.decoded},
+    }
 
 
 def _begin(
@@ -107,86 +118,45 @@ def _begin(
     return Progress(
         prompts=tuple(int(prompt) for prompt in prompts),
         rollouts=((),) * count,
+        drafts=((),) * count,
         batch=shape.prompts,
+        seed=seed,
+        step=step,
+        max_new_tokens=shape.max_new_tokens,
+        values=ledger["values"],
+        value=value[prompts],
     )
 
 
-def _sample(
-    tools: Tools,
-    draw: Draw,
-    params: Params,
-    progress: Progress,
-    requests: list[Request],
-    contexts: list[Context],
-    shape: Shape,
-    round: int,
-    seed: int,
-    step: int,
-    clock: Clock,
-) -> list[Rollout]:
-    """Draw what was requested; verdict and reward are still to come (None and 0)."""
-    with clock("plan"):
-        sampled = [np.array(tools.encode(c.sampled), np.int32) for c in contexts]
-        trained = [
-            prompt if c.trained == c.sampled else np.array(tools.encode(c.trained), np.int32)
-            for c, prompt in zip(contexts, sampled, strict=True)
-        ]
-        row, index = [], []
-        for place, request in enumerate(requests):
-            begun = len(progress.rollouts[request.slot])
-            row += [place] * request.n
-            index += range(begun, begun + request.n)
-        prompt_of_row = np.array([progress.prompts[requests[place].slot] for place in row])
-    with clock("sample"):
-        keys = rng.Rows(
-            step_key=rng.key(seed, step, "rollout"), prompt=prompt_of_row, index=np.array(index)
+def _graded(explore: Explore, tools: Tools, shape: Shape, rows: list[Rollout]) -> list[Rollout]:
+    """The rows with verdict and reward, but for drafts."""
+    answers = [row for row in rows if not row.draft]
+    verdicts = iter(tools.grade([(row.prompt, row.text) for row in answers]))
+
+    def graded(row: Rollout, verdict: Verdict) -> Rollout:
+        facts = Graded(
+            verdict=verdict, text=row.text, tokens=len(row.tokens), limit=shape.max_new_tokens
         )
-        samples = draw(params, sampled, np.array(row), keys, shape.max_new_tokens)
-    with clock("verify"):
-        rollouts = []
-        for i, place in enumerate(row):
-            tokens = samples.tokens[i, : samples.length[i]]
-            rollouts.append(
-                Rollout(
-                    prompt=int(prompt_of_row[i]),
-                    slot=requests[place].slot,
-                    index=index[i],
-                    round=round,
-                    kind=contexts[place].kind,
-                    sampled_prompt=sampled[place],
-                    trained_prompt=trained[place],
-                    tokens=tokens,
-                    logp=samples.logp[i, : samples.length[i]],
-                    stopped=bool(samples.stopped[i]),
-                    text=tools.decode(tokens),
-                    verdict=None,
-                    reward=0.0,
-                )
-            )
-    return rollouts
+        reward, terms = reward_of(explore.rewards, facts)
+        return dataclasses.replace(row, verdict=verdict, reward=reward, terms=terms)
 
-
-def _rewarded(explore: Explore, shape: Shape, row: Rollout, verdict: Verdict) -> Rollout:
-    graded = Graded(
-        verdict=verdict, text=row.text, tokens=len(row.tokens), limit=shape.max_new_tokens
-    )
-    reward, terms = reward_of(explore.rewards, graded)
-    return dataclasses.replace(row, verdict=verdict, reward=reward, terms=terms)
+    return [row if row.draft else graded(row, next(verdicts)) for row in rows]
 
 
 def _extend(progress: Progress, rows: list[Rollout]) -> Progress:
-    rollouts = list(progress.rollouts)
+    rollouts, drafts = list(progress.rollouts), list(progress.drafts)
     for row in rows:
-        rollouts[row.slot] = (*rollouts[row.slot], row)
-    return dataclasses.replace(progress, rollouts=tuple(rollouts))
+        into = drafts if row.draft else rollouts
+        into[row.slot] = (*into[row.slot], row)
+    return dataclasses.replace(progress, rollouts=tuple(rollouts), drafts=tuple(drafts))
 
 
-def pack(progress: Progress, slots: list[int], shape: Shape) -> Batch:
-    """The rollouts of `slots` as a NumPy batch of `shape.rows` rows, in slot and index order.
+def pack(progress: Progress, groups: list[tuple[Rollout, ...]], shape: Shape) -> Batch:
+    """Groups of rollouts as a NumPy batch of `shape.rows` rows, in their order.
 
-    `group` counts the chosen slots from 0. `old_logp` is 0 until the trainer annotates it.
+    `group` counts them from 0. `old_logp` is 0 until the trainer annotates it.
     """
-    rows = [(group, row) for group, slot in enumerate(slots) for row in progress.rollouts[slot]]
+    rows = [(group, row) for group, members in enumerate(groups) for row in members]
     if len(rows) > shape.rows:
         raise ValueError(f"the planner drew {len(rows)} rollouts; the step has {shape.rows} rows")
     size, width = shape.rows, shape.max_new_tokens
@@ -203,6 +173,8 @@ def pack(progress: Progress, slots: list[int], shape: Shape) -> Batch:
         kind=np.zeros(size, np.int32),
         stopped=np.zeros(size, np.float32),
         valid=np.zeros(size, np.float32),
+        baseline=np.zeros(size, np.float32),
+        ancestors=_ancestors(rows, shape) if shape.depth > 1 else None,
         sampler_logp=np.full((size, width), np.nan, np.float32),
     )
     for i, (group, row) in enumerate(rows):
@@ -214,9 +186,34 @@ def pack(progress: Progress, slots: list[int], shape: Shape) -> Batch:
         if row.trained_prompt is row.sampled_prompt:
             batch.sampler_logp[i, : len(row.tokens)] = row.logp
         batch.reward[i] = row.reward
-        batch.correct[i] = row.verdict.correct
+        batch.correct[i] = row.verdict is not None and row.verdict.correct
+        batch.baseline[i] = 0.0 if progress.value is None else progress.value[row.slot]
         batch.group[i] = group
         batch.kind[i] = row.kind
         batch.stopped[i] = row.stopped
         batch.valid[i] = 1.0
     return batch
+
+
+def _ancestors(rows: list[tuple[int, Rollout]], shape: Shape) -> np.ndarray:
+    """`Batch.ancestors`: the group, then the row of each further segment, numbered by column.
+
+    A row without a segment there is alone; padding rows are 0.
+    """
+    out = np.zeros((shape.rows, shape.depth), np.int32)
+    numbers: list[dict] = [{} for _ in range(shape.depth)]
+    for i, (group, row) in enumerate(rows):
+        nodes = lineage(row)
+        for depth, known in enumerate(numbers):
+            node = ("alone", i) if depth > len(nodes) else (group, nodes[depth - 1].index)
+            node = group if depth == 0 else node
+            out[i, depth] = known.setdefault(node, len(known))
+    return out
+
+
+def lineage(row: Rollout) -> list[Rollout]:
+    """The drafts that a rollout goes on with, the first one first, and the rollout itself."""
+    nodes = [row]
+    while nodes[0].resumed:
+        nodes.insert(0, nodes[0].source)
+    return nodes

@@ -1,6 +1,7 @@
 """Curricula `(value f64[num_prompts], seed, step, count) -> i64[count]`: the prompts of a step.
 
-They are functions of their arguments alone, so data order needs no saving.
+They are functions of their arguments alone, so data order needs no saving. `value` is what the
+values part says of each prompt; `report(value)`, where there is one, adds to the log.
 """
 
 from __future__ import annotations
@@ -24,3 +25,37 @@ class Shuffled:
         epoch, place = divmod(step, len(value) // count)
         order = rng.host(seed, epoch, "data").permutation(len(value))
         return order[place * count : (place + 1) * count].astype(np.int64)
+
+
+def draw(weight: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
+    """`count` different prompts i64, drawn one after the other in proportion to `weight` f64[n].
+
+    By the largest of log weight plus Gumbel noise, so that one random number a prompt is all.
+    """
+    noise = rng.host(seed, step, "data").gumbel(size=len(weight))
+    with np.errstate(divide="ignore"):
+        order = np.argsort(-(np.log(weight) + noise), kind="stable")
+    return order[:count].astype(np.int64)
+
+
+def evenness(weight: np.ndarray) -> float:
+    """Effective share of the prompts that `weight` draws from: (Σw)² / (n Σw²), 1 = uniform."""
+    squares = np.sum(np.square(weight))
+    return float(np.square(np.sum(weight)) / (len(weight) * squares)) if squares > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prioritized:
+    """SPO's draw (2509.13232): weight `√(v(1 - v)) + floor`, without replacement within a step."""
+
+    floor: float = 0.05
+
+    def weight(self, value: np.ndarray) -> np.ndarray:
+        """f64[num_prompts]."""
+        return np.sqrt(np.clip(value * (1.0 - value), 0.0, None)) + self.floor
+
+    def __call__(self, value: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
+        return draw(self.weight(value), seed, step, count)
+
+    def report(self, value: np.ndarray) -> dict[str, float]:
+        return {"draw_evenness": evenness(self.weight(value))}

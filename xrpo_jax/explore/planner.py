@@ -1,8 +1,10 @@
 """Planners `(Progress, round) -> list[Request]`: who gets more rollouts; an empty list ends a step.
 
 Each also has `check(batch)` (settings against prompts per step, before anything runs), `slots`
-(prompts it may look at) and `select(progress)` (slots to train on). `group` is its budget:
-`batch * group` rollouts train a step whatever their distribution, so shapes never change.
+(prompts it may look at), `rows` (rollouts it may train on) and `select(progress)` (the rollouts to
+train on, a tuple a group). `group` is its budget of rollouts for a prompt on average. One that
+resumes drafts says `pauses = True`; `depth` is the most segments of a rollout, for those whose
+learner asks which rows share a beginning; `report(progress)` adds to the log.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import functools
 import numpy as np
 from scipy import stats
 
-from xrpo_jax.types import Progress, Request
+from xrpo_jax.types import Progress, Request, Rollout
 
 BONUSES = ("sqrt", "linear")
 
@@ -38,8 +40,11 @@ class Fixed:
             return []
         return [Request(slot=slot, n=self.group) for slot in range(progress.batch)]
 
-    def select(self, progress: Progress) -> list[int]:
-        return list(range(progress.batch))
+    def rows(self, batch: int) -> int:
+        return batch * self.group
+
+    def select(self, progress: Progress) -> list[tuple[Rollout, ...]]:
+        return list(progress.rollouts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +72,11 @@ class Uniform:
         n = self.base if round == 0 else (self.group - self.base) // self.rounds
         return [Request(slot=slot, n=n) for slot in range(progress.batch)]
 
-    def select(self, progress: Progress) -> list[int]:
-        return list(range(progress.batch))
+    def rows(self, batch: int) -> int:
+        return batch * self.group
+
+    def select(self, progress: Progress) -> list[tuple[Rollout, ...]]:
+        return list(progress.rollouts)
 
 
 def _check_phases(planner: Uniform | Uncertainty) -> None:
@@ -221,8 +229,11 @@ class Uncertainty:
         granted = allocate(priority, budget, room)
         return [Request(slot=slot, n=int(n)) for slot, n in enumerate(granted) if n > 0]
 
-    def select(self, progress: Progress) -> list[int]:
-        return list(range(progress.batch))
+    def rows(self, batch: int) -> int:
+        return batch * self.group
+
+    def select(self, progress: Progress) -> list[tuple[Rollout, ...]]:
+        return list(progress.rollouts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,9 +264,12 @@ class Refill:
         missing = progress.batch - len(self.select(progress))
         return [Request(slot=used + i, n=self.group) for i in range(missing)]
 
-    def select(self, progress: Progress) -> list[int]:
+    def rows(self, batch: int) -> int:
+        return batch * self.group
+
+    def select(self, progress: Progress) -> list[tuple[Rollout, ...]]:
         return [
-            slot
-            for slot, rows in enumerate(progress.rollouts)
+            rows
+            for rows in progress.rollouts
             if 0 < sum(row.verdict.correct for row in rows) < len(rows)
         ]

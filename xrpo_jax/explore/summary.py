@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from xrpo_jax.explore.collect import Explore
 from xrpo_jax.types import VERDICT_STATUSES, Kind, Ledger, Progress, Rollout, Task
 
+Groups = list[tuple[Rollout, ...]]
 
-def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int]) -> dict:
+
+def summarise(
+    explore: Explore, progress: Progress, ledger: Ledger, task: Task, groups: Groups
+) -> dict:
     """Rewards, accuracy by level, allocation, seeding and lengths of a step's rollouts.
 
-    `accuracy` is over the first round, which every planner spreads evenly over plain prompts, so it
-    compares between algorithms. `allocation` counts prompts by the number of their rollouts.
-    Rollouts whose verifier failed count in `verdicts/...` and in no reward or accuracy.
+    `accuracy` is over the first round with answers, which every planner spreads evenly, so that it
+    compares between algorithms whose first round asks plain prompts. `allocation` counts prompts by
+    the number of their rollouts. Rollouts whose verifier failed count in `verdicts/...` and in no
+    reward or accuracy. `groups` are the rollouts trained on; `ledger` is that after the step.
     """
     rows = [row for slot in progress.rollouts for row in slot]
-    first = [row for row in rows if row.round == 0]
+    drafts = [row for slot in progress.drafts for row in slot]
+    begun = min((row.round for row in rows), default=0)
+    first = [row for row in rows if row.round == begun]
     seeded = [row for row in rows if row.kind == Kind.SEEDED]
     used = [slot for slot in progress.rollouts if slot]
     counts = np.array([len(slot) for slot in used])
@@ -29,15 +37,19 @@ def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int
         if chosen:
             metrics[f"accuracy/{level}"] = _accuracy(chosen)
     metrics |= {
-        "zero_variance": float(np.mean([_equal(slot) for slot in used])),
+        "zero_variance": _share([_equal(slot) for slot in used]),
         "allocation": {int(n): int(count) for n, count in zip(sizes, prompts, strict=True)},
         "rollouts": len(rows),
-        "rounds": 1 + max(row.round for row in rows),
-        "groups": len(selected),
-        "seeded": len(seeded) / len(rows),
-        "rescued_prompts": float(np.mean([_rescued(slot) for slot in used])),
-        "length": float(np.mean([len(row.tokens) for row in rows])),
-        "truncated": float(np.mean([not row.stopped for row in rows])),
+        "drafts": len(drafts),
+        "rounds": 1 + max((row.round for row in rows), default=0),
+        "groups": len(groups),
+        "trained_rows": sum(len(group) for group in groups),
+        "seeded": len(seeded) / max(len(rows), 1),
+        "rescued_prompts": _share([_rescued(slot) for slot in used]),
+        "length": _share([len(row.tokens) for row in rows]),
+        "truncated": _share([not row.stopped for row in rows]),
+        "decoded_tokens": progress.decoded,
+        "decoded_tokens_total": int(ledger["decoded"]["tokens"]),
     }
     if seeded:
         metrics["seeded_accuracy"] = _accuracy(seeded)
@@ -48,6 +60,13 @@ def summarise(progress: Progress, ledger: Ledger, task: Task, selected: list[int
     statuses = [row.verdict.status for row in rows]
     for status in VERDICT_STATUSES:
         metrics[f"verdicts/{status}"] = statuses.count(status)
+    value = explore.values.read(ledger["values"], len(task))
+    for part, told in (
+        (explore.planner, progress),
+        (explore.values, ledger["values"]),
+        (explore.curriculum, value),
+    ):
+        metrics |= part.report(told) if hasattr(part, "report") else {}
     return metrics
 
 
@@ -61,16 +80,20 @@ def records(progress: Progress, task: Task) -> list[dict]:
             "index": row.index,
             "kind": Kind(row.kind).name.lower(),
             "text": row.text,
-            "status": row.verdict.status,
-            "reason": row.verdict.reason,
+            "status": "draft" if row.draft else row.verdict.status,
+            "reason": "" if row.draft else row.verdict.reason,
             "reward": row.reward if np.isfinite(row.reward) else None,
             "terms": row.terms,
             "logp": round(float(row.logp.sum()), 6),
             "length": len(row.tokens),
         }
-        for slot in progress.rollouts
-        for row in slot
+        for answers, drafts in zip(progress.rollouts, progress.drafts, strict=True)
+        for row in sorted((*answers, *drafts), key=lambda row: row.index)
     ]
+
+
+def _share(values: list) -> float:
+    return float(np.mean(values)) if values else 0.0
 
 
 def _mean(values: list[float]) -> float:
@@ -87,6 +110,6 @@ def _accuracy(rows: list[Rollout]) -> float:
 
 
 def _rescued(rows: tuple[Rollout, ...]) -> bool:
-    """Only seeded rollouts of this prompt were correct."""
-    right = [row.kind for row in rows if row.verdict.correct]
-    return bool(right) and Kind.PLAIN not in right
+    """Only seeded or refined rollouts of this prompt were correct."""
+    right = {row.kind for row in rows if row.verdict.correct}
+    return not right.isdisjoint((Kind.SEEDED, Kind.REFINED)) and Kind.PLAIN not in right

@@ -6,11 +6,13 @@ The objective is to be maximised; `clipped` is 1 where the clip took the token's
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from xrpo_jax.arrays import Batch, TokenStats
+from xrpo_jax.types import Kind
 
 Surrogate = tuple[jax.Array, jax.Array]
 
@@ -51,13 +53,34 @@ class Dual:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """CISPO (2506.13585): `sg(min(r, cap)) A log π`; the cap is absolute, no lower bound."""
+    """CISPO (2506.13585): `sg(clip(r, floor, cap)) A log π`; the bounds are absolute."""
 
     cap: float = 5.0
+    floor: float = 0.0
 
     def __call__(
         self, log_ratio: jax.Array, advantage: jax.Array, stats: TokenStats, batch: Batch
     ) -> Surrogate:
         ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
-        objective = jnp.minimum(ratio, self.cap) * advantage * stats.logp
-        return objective, (ratio > self.cap).astype(jnp.float32)
+        objective = jnp.clip(ratio, self.floor, self.cap) * advantage * stats.logp
+        return objective, ((ratio > self.cap) | (ratio < self.floor)).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByKind:
+    """One surrogate for the rows of a kind and another for the rest."""
+
+    kind: Kind
+    yes: Callable
+    no: Callable
+
+    def __call__(
+        self, log_ratio: jax.Array, advantage: jax.Array, stats: TokenStats, batch: Batch
+    ) -> Surrogate:
+        chosen = (batch.kind == self.kind)[:, None]
+        pairs = zip(
+            self.yes(log_ratio, advantage, stats, batch),
+            self.no(log_ratio, advantage, stats, batch),
+            strict=True,
+        )
+        return tuple(jnp.where(chosen, yes, no) for yes, no in pairs)

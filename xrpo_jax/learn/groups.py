@@ -27,6 +27,14 @@ class Groups:
         """These groups without the rows whose value is not finite."""
         return self.replace(weight=jnp.where(jnp.isfinite(values), self.weight, 0.0))
 
+    def joined(self) -> Groups:
+        """All rows as one group."""
+        return self.replace(ids=jnp.zeros_like(self.ids), number=1)
+
+    def only(self, rows: jax.Array) -> Groups:
+        """These groups without the rows that are not in `rows` bool[n]."""
+        return self.replace(weight=jnp.where(rows, self.weight, 0.0))
+
     def total(self, values: jax.Array) -> jax.Array:
         """Sum over the row's group."""
         kept = jnp.where(self.weight > 0, values * self.weight, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -18,7 +19,11 @@ from xrpo_jax.learn.weight import SequenceMean
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learn:
-    """The device half; static under jit, so every part is hashable."""
+    """The device half; static under jit, so every part is hashable.
+
+    A part may have `needs`, names of Batch fields that are made for it alone, and `report`: given
+    what its call is given, arrays by name whose means the log shows (docs at `reported`).
+    """
 
     advantage: Callable = GroupZ()
     shaping: tuple[Callable, ...] = ()
@@ -27,24 +32,46 @@ class Learn:
     penalties: tuple[Callable, ...] = ()
     weight: Callable = SequenceMean()
     keep: tuple[Callable, ...] = ()
+    whole_groups: bool = False  # a minibatch holds all rows of a prompt or none
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields of Batch beyond the usual that the loss reads."""
+        parts = (self.ratio, self.clip, *self.penalties)
+        return frozenset(name for part in parts for name in getattr(part, "needs", ()))
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a penalty reads the initial policy's log-probs."""
-        return any(getattr(penalty, "needs_reference", False) for penalty in self.penalties)
+        """Whether the initial policy has to look at each batch."""
+        return not self.needs.isdisjoint(("ref_logp", "ref_entropy"))
+
+
+def reported(part: Callable, *arguments) -> dict[str, jax.Array]:
+    """What a part adds to the log; {} where it has no `report`."""
+    return part.report(*arguments) if hasattr(part, "report") else {}
 
 
 def score(learn: Learn, batch: Batch, groups: Groups) -> Scores:
-    """Advantages and weights f32[n,S] of a batch that holds whole groups (over the mesh axis)."""
+    """Advantages and weights f32[n,T] of a batch that holds whole groups (over the mesh axis)."""
     advantage = learn.advantage(batch, groups)
+    report = reported(learn.advantage, batch, groups)
     for shaping in learn.shaping:
         advantage = shaping(advantage, batch, groups)
     kept = batch
     for keep in learn.keep:
         kept = kept.replace(mask=kept.mask * keep(batch, groups)[:, None])
     weight = learn.weight(kept, groups)
+    report |= reported(learn.weight, kept, groups)
     advantage = jnp.broadcast_to(advantage[:, None], batch.mask.shape)
-    return jax.lax.stop_gradient(Scores(advantage=advantage, weight=weight))
+    graded = groups.having(batch.reward)
+    right = graded.everything(batch.correct) / jnp.maximum(graded.everything(graded.weight), 1.0)
+    scores = Scores(
+        advantage=advantage,
+        weight=weight,
+        accuracy=jnp.broadcast_to(right, batch.reward.shape),
+        report=report,
+    )
+    return jax.lax.stop_gradient(scores)
 
 
 def loss(
@@ -56,19 +83,41 @@ def loss(
     """
     log_ratio = learn.ratio(stats, batch)
     objective, clipped = learn.clip(log_ratio, scores.advantage, stats, batch)
+    seen = {"clip_fraction": clipped, "entropy": stats.entropy}
+    seen |= reported(learn.clip, log_ratio, scores.advantage, stats, batch)
     token_loss = -objective
     for penalty in learn.penalties:
         token_loss = token_loss + penalty(stats, batch, scores)
+        seen |= reported(penalty, stats, batch, scores)
     # where, not a product: 0 x inf on a masked token would be NaN.
     total = jnp.sum(jnp.where(scores.weight > 0, scores.weight * token_loss, 0.0))
     trained = batch.mask > 0
     back = jnp.where(trained, batch.old_logp - stats.logp, 0.0)
-    kl = jnp.expm1(jnp.clip(back, -20.0, 20.0)) - back  # k3 of KL(current || old)
-    sums = {
-        "loss": total,
-        "tokens": jnp.sum(batch.mask),
-        "clipped": jnp.sum(jnp.where(trained, clipped, 0.0)),
-        "kl_old": jnp.sum(kl),
-        "entropy": jnp.sum(jnp.where(trained, stats.entropy, 0.0)),
-    }
+    seen["kl_old"] = jnp.expm1(jnp.clip(back, -20.0, 20.0)) - back  # k3 of KL(current || old)
+    sums = {name: jnp.sum(jnp.where(trained, values, 0.0)) for name, values in seen.items()}
+    sums |= {"loss": total, "tokens": jnp.sum(batch.mask)}
     return total, jax.lax.stop_gradient(sums)
+
+
+def sums_of(learn: Learn) -> tuple[str, ...]:
+    """Names of the sums that `loss` gives."""
+    wide, flat = jax.ShapeDtypeStruct((1, 1), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.float32)
+    count = jax.ShapeDtypeStruct((1,), jnp.int32)
+    batch = Batch(
+        prompt=None,
+        prompt_length=None,
+        tokens=jax.ShapeDtypeStruct((1, 1), jnp.int32),
+        length=count,
+        mask=wide,
+        old_logp=wide,
+        reward=None,
+        correct=None,
+        group=None,
+        kind=count,
+        stopped=None,
+        valid=None,
+        **dict.fromkeys(learn.needs, wide),
+    )
+    stats, scores = TokenStats(logp=wide, entropy=wide), Scores(wide, wide, flat)
+    _, sums = jax.eval_shape(functools.partial(loss, learn), stats, batch, scores)
+    return tuple(sorted(sums))

@@ -38,7 +38,7 @@ class ReferenceKL:
 
     beta: float
     estimator: Callable = k3
-    needs_reference = True
+    needs = ("ref_logp",)
 
     def __call__(self, stats: TokenStats, batch: Batch, scores: Scores) -> jax.Array:
         d = jnp.where(batch.mask > 0, batch.ref_logp - stats.logp, 0.0)

@@ -24,13 +24,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
-from xrpo_jax.arrays import Batch, Params, Scores, TrainState
+from xrpo_jax.arrays import Batch, Params, Scores, TokenStats, TrainState
 from xrpo_jax.learn.groups import Groups
-from xrpo_jax.learn.objective import Learn, loss, score
+from xrpo_jax.learn.objective import Learn, loss, score, sums_of
 from xrpo_jax.log import Clock
 from xrpo_jax.policy import Policy, token_stats
 
-SUMS = ("loss", "tokens", "clipped", "kl_old", "entropy")
 ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
 
 
@@ -61,9 +60,10 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learner:
-    """The learner's three entry points; batches are NumPy, parameters are on the devices."""
+    """The learner's entry points; batches are NumPy, parameters are on the devices."""
 
-    annotate: Callable  # (params, reference params or None, Batch) -> (Batch, entropy f32[N,T])
+    annotate: Callable  # (params, reference params or None, Batch) -> Batch
+    logp: Callable  # (params, list of (prompt tokens, completion tokens)) -> list of f32[<=T]
     update: Callable  # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics)
     warm_up: Callable  # (TrainState) -> jobs that compile everything a step can need
 
@@ -116,10 +116,12 @@ def make_learner(
     score_of = sharded(local_score, (ROWS,), ROWS)
     accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ROWS, ALL), ALL, donate_argnums=1)
 
+    names = sums_of(learn)
+
     # Placed as `accumulate` returns them, or it would compile again for its own result.
     @functools.partial(jax.jit, out_shardings=meshes.everywhere(mesh))
     def zeros(params):
-        sums = {name: jnp.zeros(()) for name in SUMS}
+        sums = {name: jnp.zeros(()) for name in names}
         return jax.tree.map(jnp.zeros_like, params), sums
 
     @jax.jit
@@ -135,38 +137,48 @@ def make_learner(
         return jax.device_put(tree, where(mesh))
 
     def annotate(params: Params, reference: Params | None, batch: Batch):
-        """The batch with `old_logp` (and `ref_logp`), and the policy's entropy f32[N,T]."""
-        old, entropy = np.zeros_like(batch.old_logp), np.zeros_like(batch.old_logp)
-        ref = None if reference is None else np.zeros_like(batch.old_logp)
+        """The batch with what the old policy and, if given, the initial one say of its tokens."""
+        shape = batch.mask.shape
+        found = [TokenStats(logp=np.zeros(shape, np.float32), entropy=np.zeros(shape, np.float32))]
+        found += [jax.tree.map(np.zeros_like, found[0])] if reference is not None else []
         for part in micro_batches(batch, np.flatnonzero(batch.valid), schedule):
             filled = part.rows >= 0
             rows, width = part.rows[filled], part.width
             inputs = put(model_inputs(batch, part), meshes.rows)
-            stats = jax.device_get(stats_of(params, inputs))
-            old[rows, :width] = stats.logp[filled]
-            entropy[rows, :width] = stats.entropy[filled]
-            if ref is not None:
-                ref[rows, :width] = jax.device_get(stats_of(reference, inputs)).logp[filled]
-        trained = batch.mask
-        ref = None if ref is None else ref * trained
-        return batch.replace(old_logp=old * trained, ref_logp=ref), entropy * trained
+            for out, weights in zip(found, (params, reference), strict=False):
+                stats = jax.device_get(stats_of(weights, inputs))
+                out.logp[rows, :width] = stats.logp[filled]
+                out.entropy[rows, :width] = stats.entropy[filled]
+        old, *initial = jax.tree.map(lambda values: values * batch.mask, found)
+        batch = batch.replace(old_logp=old.logp, old_entropy=old.entropy)
+        for ref in initial:
+            batch = batch.replace(ref_logp=ref.logp, ref_entropy=ref.entropy)
+        return batch
+
+    def logp(params: Params, texts: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+        """Log-probs of the tokens of completions that no batch holds."""
+        batch = _empty(len(texts), schedule.prompt_lengths[-1], schedule.lengths[-1], learn)
+        batch = jax.tree.map(np.array, batch)  # each field its own memory
+        for i, (prompt, tokens) in enumerate(texts):
+            batch.prompt[i, : len(prompt)], batch.prompt_length[i] = prompt, len(prompt)
+            batch.tokens[i, : len(tokens)], batch.length[i] = tokens, len(tokens)
+            batch.mask[i, : len(tokens)], batch.valid[i] = 1.0, 1.0
+        found = annotate(params, None, batch).old_logp
+        return [found[i, : len(tokens)] for i, (_, tokens) in enumerate(texts)]
 
     def update(state: TrainState, batch: Batch, seed: int, step: int, clock: Clock | None = None):
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
-        # The losses are about completions: only the model sees prompts.
-        without_prompts = batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
         with clock("score"):
-            scores = jax.device_get(score_of(put(without_prompts, meshes.rows)))
+            scores = jax.device_get(score_of(put(_for_score(batch), meshes.rows)))
+        report = {name: values[batch.valid > 0] for name, values in scores.report.items()}
+        scores, read = scores.replace(report={}), _for_loss(batch, learn)
         draw = rng.host(seed, step, "minibatch")
         scale = put(np.float32(schedule.minibatches), meshes.everywhere)
-        totals = dict.fromkeys(SUMS, 0.0)
+        totals = dict.fromkeys(names, 0.0)
         norms = []
         for _ in range(schedule.epochs):
-            order = np.flatnonzero(batch.valid)
-            if schedule.minibatches > 1:
-                order = draw.permutation(order)
-            for minibatch in np.array_split(order, schedule.minibatches):
+            for minibatch in _minibatches(batch, learn.whole_groups, schedule.minibatches, draw):
                 if not np.any(scores.weight[minibatch]):
                     continue  # nothing to learn from: momentum shall not move anything either
                 total = zeros(state.params)
@@ -175,7 +187,7 @@ def make_learner(
                         state.params,
                         total,
                         put(model_inputs(batch, part), meshes.rows),
-                        put(_take(without_prompts, part), meshes.rows),
+                        put(_take(read, part), meshes.rows),
                         put(_take(scores, part), meshes.rows),
                         scale,
                     )
@@ -183,22 +195,21 @@ def make_learner(
                 state, norm = apply(state, gradient)
                 sums, norm = jax.device_get((sums, norm))
                 norms.append(float(norm))
-                totals = {name: totals[name] + float(sums[name]) for name in SUMS}
-        return state, _metrics(totals, norms, scores, schedule.epochs)
+                totals = {name: totals[name] + float(sums[name]) for name in names}
+        return state, _metrics(totals, norms, scores, schedule.epochs) | _spread(report)
 
     def warm_up(state: TrainState) -> list[Callable]:
         def inputs(prompt_width: int, width: int) -> tuple:
-            batch = _empty(schedule.rows, prompt_width, width, learn.needs_reference)
+            batch = _empty(schedule.rows, prompt_width, width, learn)
             part = MicroBatch(
                 rows=np.arange(schedule.rows),
                 share=schedule.share,
                 prompt_width=prompt_width,
                 width=width,
             )
-            scores = Scores(advantage=batch.mask, weight=batch.mask)
+            scores = Scores(advantage=batch.mask, weight=batch.mask, accuracy=batch.mask[:, 0])
             rows = put(model_inputs(batch, part), meshes.rows)
-            batch = batch.replace(prompt=None, prompt_length=None)
-            return rows, put(batch, meshes.rows), put(scores, meshes.rows)
+            return rows, put(_for_loss(batch, learn), meshes.rows), put(scores, meshes.rows)
 
         def annotating(*widths: int) -> None:
             jax.block_until_ready(stats_of(state.params, inputs(*widths)[0]))
@@ -219,7 +230,7 @@ def make_learner(
         ]
         return [*each, applying]
 
-    return Learner(annotate=annotate, update=update, warm_up=warm_up)
+    return Learner(annotate=annotate, logp=logp, update=update, warm_up=warm_up)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,7 +311,35 @@ def _rows_of(leaf: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _empty(size: int, prompt_width: int, width: int, reference: bool) -> Batch:
+# What the losses read of every batch; the rest is for the model or for the scores.
+READ = ("tokens", "length", "mask", "old_logp", "kind")
+
+
+def _for_loss(batch: Batch, learn: Learn) -> Batch:
+    """The batch without what no part of the loss reads, so that its structure is known before."""
+    unread = {field.name for field in dataclasses.fields(Batch)} - {*READ, *learn.needs}
+    return batch.replace(**dict.fromkeys(unread))
+
+
+def _for_score(batch: Batch) -> Batch:
+    """The batch without what only the model and the log read."""
+    return batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
+
+
+def _minibatches(
+    batch: Batch, whole_groups: bool, number: int, draw: np.random.Generator
+) -> list[np.ndarray]:
+    """The valid rows (indices) in `number` parts, shuffled if there are several."""
+    order = np.flatnonzero(batch.valid)
+    if number == 1:
+        return [order]
+    if not whole_groups:
+        return np.array_split(draw.permutation(order), number)
+    prompts = draw.permutation(np.unique(batch.group[order]))
+    return [order[np.isin(batch.group[order], some)] for some in np.array_split(prompts, number)]
+
+
+def _empty(size: int, prompt_width: int, width: int, learn: Learn) -> Batch:
     """A micro-batch of padding rows."""
     wide = np.zeros((size, width), np.float32)
     flat, count = np.zeros(size, np.float32), np.zeros(size, np.int32)
@@ -317,7 +356,7 @@ def _empty(size: int, prompt_width: int, width: int, reference: bool) -> Batch:
         kind=count,
         stopped=flat,
         valid=flat,
-        ref_logp=wide if reference else None,
+        **dict.fromkeys(learn.needs, wide),
     )
 
 
@@ -326,13 +365,24 @@ def _metrics(
 ) -> dict[str, float]:
     tokens = max(totals["tokens"], 1.0)
     finite = [norm for norm in norms if np.isfinite(norm)]
-    return {
+    means = {name: total / tokens for name, total in totals.items() if name != "tokens"}
+    return means | {
         "loss": totals["loss"] / epochs,
-        "entropy": totals["entropy"] / tokens,
-        "kl_old": totals["kl_old"] / tokens,
-        "clip_fraction": totals["clipped"] / tokens,
         "gradient_norm": float(np.mean(finite)) if finite else 0.0,
         "skipped_updates": float(len(norms) - len(finite)),
         "empty_batch": float(not np.any(scores.weight)),
         "advantage_max": float(np.max(np.abs(scores.advantage), initial=0.0)),
     }
+
+
+def _spread(report: dict[str, np.ndarray]) -> dict[str, float]:
+    """Mean, least and largest finite value over rows of what the score's parts report."""
+    metrics = {}
+    for name, values in report.items():
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            metrics[name] = float(finite.mean())
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = map(
+                float, (finite.min(), finite.max())
+            )
+    return metrics

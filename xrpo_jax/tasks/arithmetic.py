@@ -188,6 +188,10 @@ class Arithmetic:
         """The completion that works the problem by its own rule."""
         return worked(self.problems[i], self.problems[i].family.rule)
 
+    def gold(self, i: int) -> str:
+        """The right pair."""
+        return self.problems[i].answer
+
     def answer(self, i: int, completion: str) -> str | None:
         """The pair of values that a completion ends with, or None."""
         if len(completion) > MAX_COMPLETION:

@@ -88,6 +88,13 @@ class Files:
     def _runs_code(self) -> bool:
         return any(example.kind == "code" for example in self.examples)
 
+    def gold(self, i: int) -> str | None:
+        """The right answer of mathematics and choices; others have more than one, or none."""
+        example = self.examples[i]
+        if example.kind == "math":
+            return math.right_answer(example.gold)
+        return example.gold if example.kind == "choice" else None
+
     def answer(self, i: int, completion: str) -> str | None:
         """The answer in a spelling that equal ones share, but for algebra; None for none."""
         example = self.examples[i]

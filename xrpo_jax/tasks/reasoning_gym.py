@@ -80,6 +80,11 @@ class ReasoningGym:
         """How many problems there are, in a line."""
         return self.notes
 
+    def gold(self, i: int) -> str | None:
+        """The library's own answer; None where it has none, and only its scorer can tell."""
+        found = self.problems[i].entry.get("answer")
+        return None if found is None else str(found)
+
     def answer(self, i: int, completion: str) -> str | None:
         """The answer, its white space evened out; None if there is none."""
         found = final_answer(completion)

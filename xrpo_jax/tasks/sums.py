@@ -95,6 +95,10 @@ class Sums:
         """one_digit, two_digit or harder."""
         return self.problems[i].level
 
+    def gold(self, i: int) -> str:
+        """The right number."""
+        return str(self.problems[i].answer)
+
     def answer(self, i: int, completion: str) -> str | None:
         """The last number after any thinking, without separators, or None."""
         said = completion.rpartition("</think>")[2]
