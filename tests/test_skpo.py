@@ -1,6 +1,7 @@
 """SKPO: golden numbers, both phases through `collect`, its memory and its loss."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from test_collect import REAL_SHAPE, REAL_TOOLS, InOrder
 from test_learn import RAGGED, groups_of, make_batch, run, score_of
 from tiny import policy
 
-from xrpo_jax import checkpoint
+from xrpo_jax import build, checkpoint
+from xrpo_jax import config as settings
 from xrpo_jax import mesh as meshes
 from xrpo_jax.algorithms import base
 from xrpo_jax.algorithms.skpo import Apart, Share
@@ -732,3 +734,26 @@ def test_drafts_are_all_drafts():
     assert [type(request) for request in requests] == [Request] * 2
     assert {request.draft for request in requests} == {Draft.ALL}
     assert skip.TwoPhase(group=4)(progress_at(), 2) == []
+
+
+@pytest.mark.parametrize(
+    "given, fits",
+    [({}, True), ({"full_budget": True}, False), ({"skip_layout": "text"}, False)],
+    ids=str,
+)
+def test_segment_and_answer_share_the_models_context(given, fits):
+    """The paper's 1,024 and 3,072 tokens in a context of 4,096."""
+    config = settings.default()
+    config.algorithm.name = "skpo"
+    config.algorithm.update(given)
+    config.task.name = "arithmetic"
+    config.rollout.update(prompt_length=1024, seeded_length=2560, max_new_tokens=3072)
+    parsed = settings.parse(config)
+    shape = Shape(prompts=4, rows=36, prompt_length=1024, seeded_length=2560, max_new_tokens=3072)
+    model = types.SimpleNamespace(max_position_embeddings=4096, vocab_size=9)
+    words = types.SimpleNamespace(vocab_size=9)
+    if fits:
+        build._check_fit(parsed, shape, model, words, 1)
+    else:
+        with pytest.raises(ValueError, match="= 5632 tokens; allowed: at most the model's context"):
+            build._check_fit(parsed, shape, model, words, 1)

@@ -201,10 +201,14 @@ def _check_fit(
             f"rollout.seeded_length={shape.seeded_length}; allowed: at least "
             f"rollout.prompt_length={shape.prompt_length}"
         )
-    if shape.row_length > model.max_position_embeddings:
+    seeder = settings.algorithm.explore.seeder
+    # What a seeder puts beside the prompt may be taken from the answer's tokens.
+    shared = getattr(seeder, "shares_limit", False)
+    prompt = shape.prompt_length if shared else shape.seeded_length
+    if prompt + shape.max_new_tokens > model.max_position_embeddings:
         raise ValueError(
-            f"prompt ({shape.seeded_length}) + rollout.max_new_tokens={rollout.max_new_tokens} = "
-            f"{shape.row_length} tokens; allowed: at most the model's context of "
+            f"prompt ({prompt}) + rollout.max_new_tokens={rollout.max_new_tokens} = "
+            f"{prompt + shape.max_new_tokens} tokens; allowed: at most the model's context of "
             f"{model.max_position_embeddings}"
         )
     if words.vocab_size > model.vocab_size:
@@ -212,7 +216,6 @@ def _check_fit(
             f"the tokenizer has {words.vocab_size} tokens; the model's table holds "
             f"{model.vocab_size}"
         )
-    seeder = settings.algorithm.explore.seeder
     if hasattr(seeder, "room"):
         least = seeder.room(shape.prompt_length, shape.max_new_tokens)
         if shape.seeded_length < least:

@@ -225,7 +225,9 @@ def make(
                 first_length=first_length,
             ),
             curriculum=Prioritized(floor=0.05),
-            seeder=SkipConnection(conditioning=conditioning, layout=skip_layout),
+            seeder=SkipConnection(
+                conditioning=conditioning, layout=skip_layout, full_budget=full_budget
+            ),
             rewards=(Correctness(right=1.0, wrong=-1.0),),
         ),
         learn=Learn(

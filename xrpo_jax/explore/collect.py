@@ -45,11 +45,6 @@ class Shape:
     max_new_tokens: int
     depth: int = 1  # segments of a rollout; above 1 the learner gets `Batch.ancestors`
 
-    @property
-    def row_length(self) -> int:
-        """Tokens of the longest row."""
-        return self.seeded_length + self.max_new_tokens
-
 
 def init_ledger(explore: Explore, num_prompts: int, max_new_tokens: int) -> Ledger:
     """The memory of every host part before the first step, and the tokens decoded so far."""

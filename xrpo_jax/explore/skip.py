@@ -220,6 +220,12 @@ class SkipConnection:
 
     conditioning: str = "skip"
     layout: str = "tokens"
+    full_budget: bool = False  # the planner's
+
+    @property
+    def shares_limit(self) -> bool:
+        """Whether segment and answer together have no more than `rollout.max_new_tokens`."""
+        return self.layout == "tokens" and not self.full_budget  # text may be other tokens
 
     @property
     def seeds(self) -> bool:
