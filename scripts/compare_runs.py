@@ -9,7 +9,7 @@ import re
 import numpy as np
 from scipy import stats
 
-from xrpo_jax.log import read_metrics
+from xrpo_jax.log import ended, read_metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ def read(folder: pathlib.Path) -> Runs:
         found = re.fullmatch(r"(.+)-(\d+)", path.parent.name)
         if found:
             records = read_metrics(path)
-            if records and "eval/pass@1" in records[-1] and "reward" not in records[-1]:
+            if ended(records):
                 runs.setdefault(found[1], {})[int(found[2])] = make_run(records)
             else:
                 print(f"left out, not finished: {path.parent}")

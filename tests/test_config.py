@@ -211,7 +211,7 @@ def test_no_number_of_any_section_is_negative(section):
         ({"task__size": 0}, "task.size=0; allowed: 1 to 20000"),
         (
             {"task__size": 15},
-            r"the task has 15 prompts; a step may look at 16 \(rollout.prompts=16",
+            r"the task has 15 prompts; a step may look at 16 \(rollout.prompts=16,",
         ),
         (
             {"task__size": 159, "algorithm__name": "dapo"},
@@ -465,3 +465,29 @@ def test_the_command_ends_with_one_line_and_code_2(tmp_path, arguments, message)
     assert message in done.stderr and "Traceback" not in done.stderr
     assert done.returncode == 2 and not done.stdout
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["spo", "skpo"])
+def test_a_tracker_is_on_the_scale_of_correctness(name):
+    for other in ({"correctness": 2.0}, {"format": 0.5}, {"length": 1.0}):
+        given_reward = {f"reward__{key}": value for key, value in other.items()}
+        refused(
+            f"; allowed: 1, 0 and 0 with algorithm.name='{name}'",
+            algorithm__name=name,
+            rollout__seeded_length=512,
+            **given_reward,
+        )
+
+
+def test_switches_that_an_algorithm_cannot_bear():
+    refused(
+        "train.drop_zero_variance=True; allowed: False where a prompt has one rollout",
+        algorithm__name="spo",
+        train__drop_zero_variance=True,
+    )
+    refused(
+        "train.minibatches=5; allowed: 1 to rollout.prompts=4 with algorithm.name='skpo'",
+        algorithm__name="skpo",
+        rollout__prompts=4,
+        train__minibatches=5,
+    )

@@ -80,12 +80,12 @@ def test_golden_advantage():
 
 def test_draw_is_without_replacement_by_weight_and_a_function_of_seed_and_step():
     weight = np.array([4.0, 2.0, 1.0, 1.0])
-    first = np.array([curriculum.draw(weight, seed, 3, 1)[0] for seed in range(4000)])
+    first = np.array([curriculum.draw(np.log(weight), seed, 3, 1)[0] for seed in range(4000)])
     shares = np.bincount(first, minlength=4) / len(first)
     # Four standard deviations of a share over 4,000 draws are at most .032.
     np.testing.assert_allclose(shares, weight / weight.sum(), atol=0.032)
     # The second of a pair: P(b) = sum over a of P(a) w_b / (W - w_a).
-    pairs = np.array([curriculum.draw(weight, seed, 0, 2) for seed in range(4000)])
+    pairs = np.array([curriculum.draw(np.log(weight), seed, 0, 2) for seed in range(4000)])
     assert (pairs[:, 0] != pairs[:, 1]).all()
     chance = weight / weight.sum()
     expected = [
@@ -94,12 +94,15 @@ def test_draw_is_without_replacement_by_weight_and_a_function_of_seed_and_step()
     shares = np.bincount(pairs[:, 1], minlength=4) / len(pairs)
     np.testing.assert_allclose(shares, expected, atol=0.032)
     for seed, step in [(0, 0), (0, 1), (1, 0)]:
-        again = curriculum.draw(weight, seed, step, 4)
+        again = curriculum.draw(np.log(weight), seed, step, 4)
         assert sorted(again) == [0, 1, 2, 3]
-        np.testing.assert_array_equal(again, curriculum.draw(weight, seed, step, 4))
-    orders = {tuple(curriculum.draw(np.ones(20), 0, step, 20)) for step in range(5)}
+        np.testing.assert_array_equal(again, curriculum.draw(np.log(weight), seed, step, 4))
+    orders = {tuple(curriculum.draw(np.zeros(20), 0, step, 20)) for step in range(5)}
     assert len(orders) == 5
-    assert set(curriculum.draw(np.array([0.0, 1, 0, 1]), 0, 0, 2)) == {1, 3}
+    only = np.array([-np.inf, 0, -np.inf, 0])
+    assert set(curriculum.draw(only, 0, 0, 2)) == {1, 3}
+    last = {tuple(curriculum.draw(only, seed, 0, 4)[2:]) for seed in range(20)}
+    assert last == {(0, 2), (2, 0)}  # no other is left: these at random, not by their number
 
 
 def test_evenness_is_the_effective_share_of_prompts():
@@ -116,6 +119,9 @@ def test_a_wide_draw_is_uniform_and_a_narrow_one_a_window():
     assert evenness(Gaussian(width=100.0).weight(values)) == pytest.approx(1, abs=1e-6)
     narrow = Gaussian(width=0.05)
     assert set(narrow(values, 0, 0, 3)) == {4, 5, 6}
+    far = Gaussian(center=0.9, width=0.01)  # every weight is 0 as a float
+    draws = {tuple(far(np.full(100, 0.5), seed, 0, 4)) for seed in range(5)}
+    assert len(draws) == 5
 
 
 def test_accuracy_is_of_verdicts_over_all_graded_rows_whatever_is_trained_on():

@@ -361,9 +361,8 @@ def test_answers_that_could_not_be_graded():
     assert ledger["values"]["value"].tolist() == pytest.approx([0.5, 1 / 3, 0.5])
     assert ledger["values"]["answer_length"].tolist() == [12, (5 + 2 + 3 + 3) / 4, 12]
     found = algorithm.explore.planner.report(progress)
-    assert (
-        found["upstream_reward"] == pytest.approx(-1 / 3)
-        and np.isfinite(list(found.values())).all()
+    assert found["upstream_reward"] == pytest.approx(-1 / 3) and all(
+        np.isfinite(value).all() for value in found.values()
     )
     scores = score_of(algorithm.learn, batch.replace(prompt=None, prompt_length=None))
     assert not np.any(scores.advantage[:5]) and np.isfinite(scores.advantage).all()
@@ -757,3 +756,23 @@ def test_segment_and_answer_share_the_models_context(given, fits):
     else:
         with pytest.raises(ValueError, match="= 5632 tokens; allowed: at most the model's context"):
             build._check_fit(parsed, shape, model, words, 1)
+
+
+def test_equal_answers_leave_their_segment_where_equal_rewards_are_dropped():
+    """The segment's own reward makes no group mixed, either."""
+    kind = np.array([Kind.DOWNSTREAM] * 2 + [Kind.UPSTREAM]) * np.ones((2, 1), int)
+    reward = np.array([[1.0, 1, 1], [1, -1, 0]])
+    rows = oracles.Rows(
+        now=-np.ones((6, 2)),
+        old=-np.ones((6, 2)),
+        mask=np.ones((6, 2)),
+        reward=reward.reshape(-1),
+        correct=reward.reshape(-1) > 0,
+        group=np.repeat([0, 1], 3),
+        kind=kind.reshape(-1),
+    )
+    _, batch = make_batch(rows)
+    kept = np.asarray(keep.Mixed()(batch, groups_of(batch)))[:6]
+    assert kept.tolist() == [0, 0, 1, 1, 1, 1]
+    batch.reward[2] = -1.0
+    assert np.asarray(keep.Mixed()(batch, groups_of(batch)))[:6].tolist() == [0, 0, 1, 1, 1, 1]

@@ -28,7 +28,7 @@ SPO = base.make("spo", BUDGET)
 def seen(reward, moved=0.0):
     """An offline tracker of 3 of 8 after one more response, the policy having moved by `moved`."""
     part = SPO.explore.values
-    memory = part.begin(part.init(1, 4), np.array([3]))
+    memory = part.begin(part.init(1, 4), np.array([3]), np.array([8]))
     value, count = memory["value"][0], memory["count"][0]
     rho = float(np.clip(2 ** (-moved / part.half), part.low, part.high))
     a, b = rho * value * count + reward, rho * (1 - value) * count + 1 - reward
@@ -149,7 +149,11 @@ def play(says, *, ledger=None, offline=None, seed=0, step=0, logp_of=None, shape
         ledger = init_ledger(explore, len(PROMPTS), 7)
     if offline is not None:
         correct = np.full(len(PROMPTS), round(8 * offline))
-        ledger = ledger | {"values": explore.values.begin(ledger["values"], correct)}
+        ledger = ledger | {
+            "values": explore.values.begin(
+                ledger["values"], correct, np.full(len(correct), explore.values.offline)
+            )
+        }
     draw = Draw(says=says, new=7)
     batch, progress = collect(explore, TOOLS, draw, None, ledger, shape, seed, step, Clock())
     batch = batch.replace(old_logp=np.where(batch.mask > 0, np.float32(-0.25), 0))

@@ -57,7 +57,8 @@ BOUND = [step(0, 10, evaluated=True), step(159, 900), end(160)]
         (BOUND, 160, 0, True),
         (BOUND, 320, 0, False),
         (BOUND[:-1], 160, 0, False),
-        ([step(160, 900, evaluated=True), step(161, 910)], 160, 0, True),  # went further
+        ([step(160, 900, evaluated=True), step(161, 910)], 160, 0, False),  # broken off beyond
+        ([step(160, 900, evaluated=True), step(170, 910), end(171)], 160, 0, True),  # went further
         (SPENT, 400, 1000, True),
         (SPENT, 400, 1010, True),
         (SPENT, 400, 500, True),

@@ -616,3 +616,10 @@ def test_text_of_a_leaf_is_whole():
     _, progress, _ = play(explore, by_index(rest="abcdeA"))
     assert {leaf.text for leaf in progress.rollouts[0]} == {"abcdeA"}
     assert progress.rollouts[0][0].tokens.tolist() == [*encode("abcdeA"), END]
+
+
+def test_the_caches_of_a_step_end_with_it(draws, params):
+    _, progress = real_step(draws[12], params)
+    paths = [row.path for rows in (*progress.rollouts, *progress.drafts) for row in rows]
+    leaves = jax.tree.leaves([path.cache for path in paths])
+    assert leaves and all(leaf.is_deleted() for leaf in leaves)

@@ -593,3 +593,14 @@ def test_optimizer_warms_up_and_clips():
         change, memory = step({"w": jnp.full(1, gradient)}, memory, params)
         steps.append(float(change["w"][0]))
     assert steps == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.4], rel=1e-4)
+
+
+def test_minibatches_of_whole_groups_part_no_prompt():
+    batch = make_batch(SHUFFLED)
+    parts = update._minibatches(batch, True, 3, np.random.default_rng(0))
+    assert sorted(np.concatenate(parts)) == sorted(np.flatnonzero(batch.valid))
+    groups = [set(batch.group[part]) for part in parts]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 4  # each in one part
+    rows = update._minibatches(batch, False, 3, np.random.default_rng(0))
+    groups = [set(batch.group[part]) for part in rows]
+    assert sum(map(len, groups)) > 4

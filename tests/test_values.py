@@ -63,7 +63,7 @@ def test_golden_discounted_means(rho, after, counts):
 def test_golden_offline_estimates():
     """SPO's: 3 of 8 correct, then one success under the same policy."""
     part = Discounted(offline=8)
-    memory = part.begin(part.init(3, 4), np.array([3, 0, 8]))
+    memory = part.begin(part.init(3, 4), np.array([3, 0, 8]), np.array([8, 8, 8]))
     np.testing.assert_allclose(memory["value"], [0.388889, 0.5 / 9, 8.5 / 9], atol=5e-7)
     np.testing.assert_allclose(memory["value"] * memory["count"], [3.111111, 4 / 9, 68 / 9], 1e-6)
     memory = part.observe(memory, step_of((rollout(True),)), {(0, 0): np.zeros(2)}, unasked)
@@ -186,7 +186,7 @@ def test_memory_keeps_its_shapes_and_types():
     part = Discounted()
     begun = part.init(2, 4)
     after = part.observe(begun, progress([(1, 2), (0, 2)]), {(1, 0): np.zeros(2)}, unasked)
-    for memory in (after, part.begin(begun, np.array([1, 2]))):
+    for memory in (after, part.begin(begun, np.array([1, 2]), np.array([8, 8]))):
         for name, values in begun.items():
             assert memory[name].shape == values.shape and memory[name].dtype == values.dtype
     assert begun["count"].tolist() == [0, 0]

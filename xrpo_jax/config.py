@@ -223,6 +223,13 @@ def parse(config: ConfigDict) -> Settings:
     budget = Budget(group=rollout.group, max_new_tokens=rollout.max_new_tokens)
     algorithm = algorithms.make(config.algorithm.name, budget, **_given(config.algorithm))
     algorithm.explore.planner.check(rollout.prompts)
+    if algorithm.learn.whole_groups and train.minibatches > rollout.prompts:
+        raise ValueError(
+            f"train.minibatches={train.minibatches}; allowed: 1 to rollout.prompts="
+            f"{rollout.prompts} with algorithm.name={config.algorithm.name!r}, whose minibatches "
+            "hold whole prompts"
+        )
+    _check_tracked(algorithm, config.algorithm.name, sections["reward"])
     algorithm = algorithms.keeping(
         algorithm, stopped=train.mask_truncated, mixed=train.drop_zero_variance
     )
@@ -261,13 +268,26 @@ def parse(config: ConfigDict) -> Settings:
     )
 
 
+def _check_tracked(algorithm: Algorithm, name: str, reward: RewardSettings) -> None:
+    """A tracker foretells correctness alone, so a reward of other terms would be off its scale."""
+    if getattr(algorithm.explore.values, "foretells", False) and (
+        reward.correctness != 1 or reward.format or reward.length
+    ):
+        raise ValueError(
+            f"reward.correctness={reward.correctness}, reward.format={reward.format}, "
+            f"reward.length={reward.length}; allowed: 1, 0 and 0 with "
+            f"algorithm.name={name!r}, whose tracker foretells correctness"
+        )
+
+
 def check_enough(task: Task, algorithm: Algorithm, prompts: int) -> None:
     """Raise ValueError when the task has fewer prompts than a step may look at."""
     slots = algorithm.explore.planner.slots(prompts)
     if len(task) < slots:
         raise ValueError(
             f"the task has {len(task)} prompts; a step may look at {slots} "
-            f"(rollout.prompts={prompts})"
+            f"(rollout.prompts={prompts}, for some algorithms times rollout.group); allowed: no "
+            "more than there are"
         )
 
 

@@ -75,6 +75,14 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
     return records
 
 
+def ended(records: list[dict]) -> bool:
+    """Whether a run is complete: its last record is the evaluation after the last step.
+
+    Evaluations on the way stand in the record of a step, which has a reward.
+    """
+    return bool(records) and "eval/pass@1" in records[-1] and "reward" not in records[-1]
+
+
 def read_rollouts(path: str | os.PathLike) -> Iterator[dict]:
     """The records of a rollouts.jsonl.gz, up to where a kill cut it off."""
     if not os.path.exists(path):

@@ -32,6 +32,12 @@ def opening(settings: Settings, task: Task, held_out: Task, parameters: int, cha
         f"{parameters:,} parameters, {settings.model.dtype}; task {settings.task_name}: "
         f"{len(task)} prompts, {len(held_out)} held out"
     ]
+    train = settings.train
+    if settings.algorithm.learn.second_update and train.minibatches * train.epochs == 1:
+        lines.append(
+            "note: a part of this algorithm acts from the second update of a batch on; "
+            "train.minibatches=1 and train.epochs=1 make only one"
+        )
     way = "through the chat template" if chat.templated else "as plain text"
     first = f"first prompt, {way}: {chat.render(task.prompt(0))[:PROMPT_SHOWN]!r}"
     return "\n".join(line for line in (*lines, describe(task), describe(held_out), first) if line)

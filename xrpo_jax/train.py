@@ -24,7 +24,8 @@ from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import answers, evaluate
 from xrpo_jax.explore import summary
 from xrpo_jax.explore.collect import collect, remember
-from xrpo_jax.log import Clock, Compiles, Log, read_metrics
+from xrpo_jax.explore.reward import FAILED
+from xrpo_jax.log import Clock, Compiles, Log, ended, read_metrics
 from xrpo_jax.model import compare, export
 from xrpo_jax.model.params import count
 from xrpo_jax.types import Ledger
@@ -49,16 +50,16 @@ def run(config: ConfigDict, workdir: str) -> dict:
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
         start = manager.latest_step() or 0
         with _Signals() as signals:
-            done, state, ended = _loop(settings, parts, folder, manager, start, begin, signals)
+            done, state, complete = _loop(settings, parts, folder, manager, start, begin, signals)
         manager.close()
         exported, failure = "", None
-        if ended and settings.checkpoint.export != "no":
+        if complete and settings.checkpoint.export != "no":
             # After the checkpoint, so that a full disk here loses nothing.
             try:
                 exported = _export(settings, parts, folder, state.params)
             except ValueError as error:
                 failure = error
-        last = report.finish(folder, settings, done, ended, exported)
+        last = report.finish(folder, settings, done, complete, exported)
         if failure is not None:
             raise failure
         return last
@@ -100,12 +101,11 @@ def _loop(
     if not start:
         _refuse_lost_checkpoints(settings, folder)
     state, ledger = _restored(parts, manager, start, begin)
-    last = (read_metrics(folder / "metrics.jsonl") or [{}])[-1]
-    if _ended(settings, start, ledger) and last.get("step") == start and "eval/pass@1" in last:
+    records = read_metrics(folder / "metrics.jsonl")
+    if _ended(settings, start, ledger) and ended(records) and records[-1]["step"] == start:
         return start, state, True
     log = Log(folder, start, settings.checkpoint.rollouts)
     explore = settings.algorithm.explore
-    compiles = Compiles()
     tasks = parts.tools.task, parts.eval_tools.task
     print(report.opening(settings, *tasks, count(state.params), parts.chat))
     bar = report.progress_bar(settings, start)
@@ -113,10 +113,14 @@ def _loop(
         log.metrics(start, held_out(parts, settings, state.params, start, folder, bar))
         bar.close()
         return start, state, True
+    compiles = Compiles()
     bar.set_postfix_str("compiling")
     warm_up(parts, state, getattr(explore.planner, "pauses", False))
     if not start:
-        ledger = _estimated(parts, settings, state.params, ledger, bar)
+        ledger = _estimated(parts, settings, state.params, ledger, bar, signals)
+        if signals.stop:  # nothing is lost: no step was made
+            bar.close()
+            return start, state, False
     counted = compiles.count
     for step in range(start, settings.train.steps):
         clock = Clock()
@@ -160,16 +164,16 @@ def _loop(
         graded = [(verdict.status, verdict.reason) for verdict in verdicts]
         report.warn_failed(bar, f"step {step}", graded, settings.verify.alarm)
         done = step + 1
-        ended = _ended(settings, done, ledger)
-        if ended:
+        complete = _ended(settings, done, ledger)
+        if complete:
             log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
-        if done % settings.checkpoint.every == 0 or ended or signals.stop:
+        if done % settings.checkpoint.every == 0 or complete or signals.stop:
             checkpoint.save(manager, done, state, ledger)
-        if ended or signals.stop:
+        if complete or signals.stop:
             break
     bar.close()
     compiles.close()
-    return done, state, ended
+    return done, state, complete
 
 
 def _ended(settings: Settings, step: int, ledger: Ledger) -> bool:
@@ -179,16 +183,24 @@ def _ended(settings: Settings, step: int, ledger: Ledger) -> bool:
 
 
 def _estimated(
-    parts: Parts, settings: Settings, params: Params, ledger: Ledger, bar: tqdm
+    parts: Parts,
+    settings: Settings,
+    params: Params,
+    ledger: Ledger,
+    bar: tqdm,
+    signals: _Signals,
 ) -> Ledger:
     """The first ledger, with what the first policy achieves on every prompt if it is asked for."""
     values = settings.algorithm.explore.values
     samples = getattr(values, "offline", 0)
     if not samples:
         return ledger
-    size, correct, tokens = len(parts.tools.task), [], 0
+    size, tokens = len(parts.tools.task), 0
+    score, number = np.zeros((2, size))
     for start in range(0, size, parts.shape.prompts):
         problems = np.arange(start, min(start + parts.shape.prompts, size))
+        if signals.stop:
+            break
         bar.set_postfix_str(f"first estimates of prompts {start} of {size}")
         drawn, _, verdicts = answers(
             parts.tools,
@@ -199,13 +211,15 @@ def _estimated(
             parts.shape.max_new_tokens,
             rng.key(settings.seed, 0, "offline"),
         )
-        right = np.array([verdict.correct for verdict in verdicts])
-        graded = [(verdict.status, verdict.reason) for verdict in verdicts]
-        report.warn_failed(bar, "first estimates", graded, settings.verify.alarm)
-        correct.append(right.reshape(-1, samples).sum(axis=1))
+        said = [(verdict.status, verdict.reason) for verdict in verdicts]
+        report.warn_failed(bar, "first estimates", said, settings.verify.alarm)
+        for place, verdict in zip(np.repeat(problems, samples), verdicts, strict=True):
+            if verdict.status not in FAILED:
+                score[place] += verdict.score
+                number[place] += 1
         tokens += int(drawn.length.sum())
     return ledger | {
-        "values": values.begin(ledger["values"], np.concatenate(correct)),
+        "values": values.begin(ledger["values"], score, number),
         "decoded": {"tokens": ledger["decoded"]["tokens"] + tokens},
     }
 

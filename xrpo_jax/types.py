@@ -204,9 +204,8 @@ class Rollout:
     def cut(self, length: int) -> Rollout:
         """The first `length` tokens (at least 1) as a draft that can be resumed there."""
         path = self.path
-        if path is not None:  # it may hold tokens that are part of this rollout's prompt
-            kept = len(path.tokens) - len(self.tokens) + length
-            path = dataclasses.replace(path, tokens=path.tokens[:kept])
+        if path is not None:
+            path = dataclasses.replace(path, tokens=path.tokens[:length])
         return dataclasses.replace(
             self,
             tokens=self.tokens[:length],

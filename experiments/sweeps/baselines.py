@@ -19,7 +19,8 @@ from xrpo_jax.algorithms import base
 # What an algorithm needs beside its name to run on this task at all; no tuning here.
 OVERRIDES: runner.Variants = {
     # Its first estimates, 8 rollouts of each of 3,000 prompts, would cost more than the budget.
-    "spo": ["--config.algorithm.offline=0"],
+    # No prompt has two rows, so rows of a micro-batch would stay empty to share one.
+    "spo": ["--config.algorithm.offline=0", "--config.train.share=1"],
 }
 
 VARIANTS = {

@@ -16,7 +16,7 @@ import sys
 
 from tqdm import tqdm
 
-from xrpo_jax.log import read_metrics
+from xrpo_jax.log import ended, read_metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Variants = dict[str, list[str]]  # name -> flags
@@ -38,13 +38,10 @@ def finished(workdir: pathlib.Path, steps: int, tokens: int = 0) -> bool:
     budget goes on, one that went further than is asked for is left alone.
     """
     records = read_metrics(workdir / "metrics.jsonl")
-    if any(record["step"] == steps and "eval/pass@1" in record for record in records):
-        return True
-    # A run that spent its tokens ends at any step. Only its last record tells the evaluation after
-    # that step from the ones on the way, which stand in the record of a step and have its reward.
-    ended = records and "eval/pass@1" in records[-1] and "reward" not in records[-1]
-    spent = max((record.get("decoded_tokens_total", 0) for record in records), default=0)
-    return bool(ended) and 0 < tokens <= spent
+    if not ended(records):
+        return False
+    spent = max(record.get("decoded_tokens_total", 0) for record in records)
+    return records[-1]["step"] >= steps or 0 < tokens <= spent
 
 
 def command(workdir: pathlib.Path, seed: int, flags: list[str], options: argparse.Namespace):

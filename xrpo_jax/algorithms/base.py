@@ -14,6 +14,7 @@ import pkgutil
 
 import xrpo_jax.algorithms
 from xrpo_jax.explore.collect import Explore
+from xrpo_jax.learn.advantage import Tracker
 from xrpo_jax.learn.keep import Mixed, Stopped
 from xrpo_jax.learn.objective import Learn
 
@@ -73,6 +74,11 @@ def make(name: str, budget: Budget, **given) -> Algorithm:
 
 def keeping(algorithm: Algorithm, *, stopped: bool, mixed: bool) -> Algorithm:
     """The algorithm trained on completed rows only, on unequally rewarded groups only, or both."""
+    if mixed and isinstance(algorithm.learn.advantage, Tracker):
+        raise ValueError(
+            "train.drop_zero_variance=True; allowed: False where a prompt has one rollout, which "
+            "is never mixed"
+        )
     more = ((Stopped(),) if stopped else ()) + ((Mixed(),) if mixed else ())
     learn = dataclasses.replace(algorithm.learn, keep=algorithm.learn.keep + more)
     return dataclasses.replace(algorithm, learn=learn)

@@ -6,8 +6,9 @@ by an increasing function of the batch's accuracy.
 
 The paper leaves open, with our reading: whether a batch may hold a prompt twice (no), one clip
 width or clip-higher (`clip_low`, `clip_high`: Eq. 2 has one width, .2), token or row mean
-(`token_mean`), and the constant under the standard deviation (1e-6). Dynamic sampling and the
-overlong penalty are off. Accuracy is of verdicts, whatever reward terms there are, over all
+(`token_mean`), and the constant under the standard deviation (1e-6). An epoch means nothing here:
+`train.steps` counts, and the reference is never refreshed. Dynamic sampling and the overlong
+penalty are off. Accuracy is of verdicts, whatever reward terms there are, over all
 rollouts of the step.
 """
 
@@ -42,12 +43,16 @@ class Gaussian:
     center: float = 0.5
     width: float = 0.35
 
+    def log_weight(self, value: np.ndarray) -> np.ndarray:
+        """f64[num_prompts]."""
+        return -np.square(value - self.center) / (2.0 * self.width**2)
+
     def weight(self, value: np.ndarray) -> np.ndarray:
         """f64[num_prompts]."""
-        return np.exp(-np.square(value - self.center) / (2.0 * self.width**2))
+        return np.exp(self.log_weight(value))
 
     def __call__(self, value: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
-        return draw(self.weight(value), seed, step, count)
+        return draw(self.log_weight(value), seed, step, count)
 
     def report(self, value: np.ndarray) -> dict[str, float]:
         return {"draw_evenness": evenness(self.weight(value))}

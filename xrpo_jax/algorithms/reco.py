@@ -106,6 +106,8 @@ def _log_variance(logp: jax.Array, batch: Batch) -> jax.Array:
 class Variance:
     """Log of `p (1 - p) / (p_old (1 - p_old))`, p the drawn token's probability; at most 10.2."""
 
+    second_update = True
+
     def __call__(self, stats: TokenStats, batch: Batch) -> jax.Array:
         return _log_variance(stats.logp, batch) - _log_variance(batch.old_logp, batch)
 

@@ -58,6 +58,7 @@ class Tracked:
 
     tracker: Discounted
     first_length: int = 1024
+    foretells = True
 
     def init(self, num_prompts: int, max_new_tokens: int) -> Memory:
         first = min(self.first_length, max_new_tokens)

@@ -2,7 +2,8 @@
 
 The KL acts where the advantage is positive and the policy's entropy fell. The papers' objective was
 not to be had: the construction is section (c) of the specification, and what it leaves open is said
-at the setting.
+at the setting. Without one [ours]: the KL is estimated by k3, and divided by all tokens like the
+rest of the loss, so that it weakens where the mask is rare.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ class MaskedK3:
     beta: float
     anchor: str
     mask: Callable
+
+    @property
+    def second_update(self) -> bool:
+        """Nothing differs from the old policy before the batch's second update."""
+        return self.anchor == "old_logp"
 
     @property
     def needs(self) -> tuple[str, ...]:

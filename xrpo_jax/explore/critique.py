@@ -66,8 +66,8 @@ class Refine:
     def check(self, batch: int) -> None:
         if not 1 <= self.kept < self.group - self.kept:
             raise ValueError(
-                f"algorithm.kept={self.kept}; allowed: at least 1 and less than the "
-                f"rollout.group - kept = {self.group - self.kept} initial rollouts"
+                f"algorithm.kept={self.kept}; allowed: at least 1 and less than half of "
+                f"rollout.group={self.group}, the rest being initial rollouts"
             )
         if self.number and self.number < self.kept:
             raise ValueError(

@@ -27,14 +27,17 @@ class Shuffled:
         return order[place * count : (place + 1) * count].astype(np.int64)
 
 
-def draw(weight: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
-    """`count` different prompts i64, drawn one after the other in proportion to `weight` f64[n].
+IMPOSSIBLE = -1e9  # log weight of prompts that are drawn, at random, only when no other is left
+
+
+def draw(log_weight: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
+    """`count` different prompts i64, drawn one after the other by their weight; f64[n] are logs.
 
     By the largest of log weight plus Gumbel noise, so that one random number a prompt is all.
+    Logs, since a narrow window's weights may all be too small for a float.
     """
-    noise = rng.host(seed, step, "data").gumbel(size=len(weight))
-    with np.errstate(divide="ignore"):
-        order = np.argsort(-(np.log(weight) + noise), kind="stable")
+    noise = rng.host(seed, step, "data").gumbel(size=len(log_weight))
+    order = np.argsort(-(np.maximum(log_weight, IMPOSSIBLE) + noise), kind="stable")
     return order[:count].astype(np.int64)
 
 
@@ -55,7 +58,8 @@ class Prioritized:
         return np.sqrt(np.clip(value * (1.0 - value), 0.0, None)) + self.floor
 
     def __call__(self, value: np.ndarray, seed: int, step: int, count: int) -> np.ndarray:
-        return draw(self.weight(value), seed, step, count)
+        with np.errstate(divide="ignore"):
+            return draw(np.log(self.weight(value)), seed, step, count)
 
     def report(self, value: np.ndarray) -> dict[str, float]:
         return {"draw_evenness": evenness(self.weight(value))}

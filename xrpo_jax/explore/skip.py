@@ -173,7 +173,7 @@ class TwoPhase:
             groups.append((*answers_of(rows), *upstream))
         return groups
 
-    def report(self, progress: Progress) -> dict[str, float]:
+    def report(self, progress: Progress) -> dict[str, object]:
         """How much is kept, what came of it, and how well the tracker foretold that."""
         drafts = [draft for slot in progress.drafts for draft in slot]
         segments = [self.segment(progress, slot) for slot in range(len(progress.rollouts))]
@@ -201,6 +201,8 @@ class TwoPhase:
         metrics = {name: float(values.mean()) for name, values in means.items() if values.size}
         if graded.any():
             metrics["upstream_reward_std"] = float(reward[graded].std())
+            counts, _ = np.histogram(reward[graded], bins=9, range=(-1.0, 1.0))
+            metrics["upstream_reward_histogram"] = counts.tolist()
         decoded = sum(len(draft.tokens) for draft in drafts)
         return metrics | {"kept_share": sum(tokens) / max(decoded, 1)}
 

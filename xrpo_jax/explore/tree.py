@@ -43,7 +43,8 @@ class Tree:
     No more paths wait than leaves are missing, so each goes on, and whatever begins or leaves ends
     in as many leaves at least within `depth` rounds: there are at most `depth` times
     `group / width_step`, rounded up, of them. The caches of all paths stay on the device until the
-    step ends: for each segment that was drawn one of `prompt_length` + `max_new_tokens` tokens.
+    step ends: for each `rollout.slots` rows (or fewer) that are drawn at a time one of so many rows
+    of `prompt_length` + `max_new_tokens` tokens, which is much for long answers and deep trees.
     """
 
     group: int

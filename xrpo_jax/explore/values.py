@@ -95,6 +95,7 @@ class Discounted:
     high: float = 0.96
     half: float = 0.06
     offline: int = 0  # samples of the first policy for each prompt, given to `begin`
+    foretells = True  # the learner takes its value from the reward
 
     def __post_init__(self):
         if not 0 <= self.low <= self.high <= 1:
@@ -120,20 +121,20 @@ class Discounted:
             }
         return memory
 
-    def begin(self, memory: Memory, correct: np.ndarray) -> Memory:
-        """The memory after `offline` samples a prompt, of which `correct` i64[num_prompts] were."""
-        value = (correct + 0.5) / (self.offline + 1.0)
-        return memory | {"value": value, "count": np.full(len(value), float(self.offline))}
+    def begin(self, memory: Memory, score: np.ndarray, graded: np.ndarray) -> Memory:
+        """The memory after `graded` samples a prompt (up to `offline`) of `score` in sum."""
+        value = (score + 0.5) / (graded + 1.0)
+        return memory | {"value": value, "count": graded.astype(np.float64)}
 
     def observe(
         self, memory: Memory, progress: Progress, old_logp: OldLogp, logp_of: LogpOf
     ) -> Memory:
-        """Of each prompt the share of correct rollouts among those that could be graded."""
+        """Of each prompt the mean score of the rollouts that could be graded."""
         observed, rows = {}, {}
         for prompt, drawn in zip(progress.prompts, progress.rollouts, strict=True):
             graded = [row for row in drawn if np.isfinite(row.reward)]
             if graded:
-                observed[prompt] = float(np.mean([row.verdict.correct for row in graded]))
+                observed[prompt] = float(np.mean([row.verdict.score for row in graded]))
                 selected = (row for row in drawn if (row.slot, row.index) in old_logp)
                 rows[prompt] = next(selected, drawn[0])
         return self.update(memory, observed, rows, old_logp, logp_of)

@@ -26,11 +26,16 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixed:
-    """Drops rows of groups whose rewards are all equal."""
+    """Drops rows of groups whose rewards are all equal.
+
+    SKPO's segments are compared with their tracker, not with the group: they stay, and their reward
+    says nothing of the answers'.
+    """
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
-        mixed = groups.having(batch.reward).spread(batch.reward) > 0
-        return mixed.astype(jnp.float32)
+        segment = batch.kind == Kind.UPSTREAM
+        mixed = groups.only(~segment).having(batch.reward).spread(batch.reward) > 0
+        return (mixed | segment).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,12 @@ class Learn:
         return frozenset(name for part in parts for name in getattr(part, "needs", ()))
 
     @property
+    def second_update(self) -> bool:
+        """Whether a part does nothing before the policy has moved from the one that sampled."""
+        parts = (self.ratio, self.clip, *self.penalties)
+        return any(getattr(part, "second_update", False) for part in parts)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the initial policy has to look at each batch."""
         return not self.needs.isdisjoint(("ref_logp", "ref_entropy"))
