@@ -546,6 +546,9 @@ def test_every_leaf_has_the_log_probs_of_that_leaf_alone(draws, params):
     batch, progress = real_step(draws[12], params)
     leaves = [leaf for rows in progress.rollouts for leaf in rows]
     assert len(leaves) == 4 * GROUP
+    # The round is that in which the tree, or what began anew, was begun: accuracy counts round 0.
+    assert all(leaf.round == lineage(leaf)[0].round for leaf in leaves)
+    assert any(leaf.resumed and leaf.round == 0 for leaf in leaves)
     depths = [len(lineage(leaf)) for leaf in leaves]
     assert {1, 2, 4} <= set(depths)  # some have stopped at once, some went to the limit
     stats = token_stats(
