@@ -380,3 +380,15 @@ def test_pack_of_no_slots_is_padding():
     explore = xrpo()
     _, _, progress, _ = play(explore, answers)
     assert not pack(progress, [], SHAPE).valid.any()
+
+
+def test_accuracy_is_of_the_first_round_with_answers():
+    """Later rounds go where the planner sends them, so they would not compare."""
+    explore = xrpo()
+
+    def says(text, prompt, index):  # four rollouts are drawn in the base round
+        return ANSWERS[prompt] if index >= 4 else "no"
+
+    _, ledger, progress, _ = play(explore, says)
+    found = summary.summarise(explore, progress, ledger, TOOLS.task, progress.rollouts)
+    assert found["accuracy"] == 0 and found["reward"] > 0

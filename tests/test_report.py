@@ -9,6 +9,7 @@ import pytest
 from fakes import Texts, said
 
 from xrpo_jax import prompts, report
+from xrpo_jax.algorithms import base
 from xrpo_jax.chat import Chat
 
 
@@ -19,7 +20,8 @@ def settings(algorithm="xrpo", **more):
         init_from="",
         task_name="texts",
         model=types.SimpleNamespace(dtype="float32"),
-        train=types.SimpleNamespace(steps=4),
+        algorithm=base.make(algorithm, base.Budget(group=4, max_new_tokens=8)),
+        train=types.SimpleNamespace(steps=4, tokens=0, minibatches=1, epochs=1),
         checkpoint=types.SimpleNamespace(rollouts=True),
         **more,
     )
@@ -81,6 +83,17 @@ def test_the_opening_says_what_was_left_out():
         "1 of 4 prompts dropped: longer than rollout.prompt_length=2 tokens",
         "first prompt, through the chat template: '<u>a'",
     ]
+
+
+@pytest.mark.parametrize("name, said_so", [("tepo", True), ("reco", True), ("grpo", False)])
+def test_the_opening_says_when_a_second_update_is_needed(name, said_so):
+    chat = Chat(encode=None, render=said, opening="", templated=False)
+    task = Texts(prompts=("x",))
+    for minibatches in (1, 2):
+        run = settings(name)
+        run.train.minibatches = minibatches
+        shown = report.opening(run, task, task, 1, chat)
+        assert ("acts from the second update" in shown) == (said_so and minibatches == 1)
 
 
 def sample(prompt, level, text, correct):
