@@ -20,7 +20,6 @@ import json
 import pathlib
 import sys
 
-import jax
 import numpy as np
 from absl import app, flags, logging
 from matplotlib.figure import Figure
@@ -29,6 +28,7 @@ from tqdm import tqdm
 from xrpo_jax.build import build
 from xrpo_jax.config import parse
 from xrpo_jax.evaluate import interval
+from xrpo_jax.explore.collect import forget_paths
 from xrpo_jax.explore.reward import FAILED
 from xrpo_jax.explore.sample import sample
 from xrpo_jax.explore.skip import SkipConnection
@@ -79,8 +79,7 @@ def measure(tools, draw, params, layout: str, *, samples: int, prompts: int, lim
                 for i, some in enumerate(cuts)
             ]
         )
-        for leaf in jax.tree.leaves({id(row.path.cache): row.path.cache for row in rows}):
-            leaf.delete()
+        forget_paths(rows)
         bar.update(len(asked))
     bar.close()
     size = (len(CUTS), len(CONTEXTS), -1, len(METRICS))

@@ -1,15 +1,16 @@
 """SPO: the tracker's golden numbers, whitening, one rollout a prompt, and offline estimates."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
 import oracles
 import pytest
-from fakes import Draw, tools
+from fakes import CORRECT, WRONG, Draw, tools
 from test_learn import RAGGED, close, make_batch, run, score_of
 
-from xrpo_jax import checkpoint, rng
+from xrpo_jax import checkpoint, rng, train
 from xrpo_jax.algorithms import base
 from xrpo_jax.algorithms.spo import Single
 from xrpo_jax.explore.collect import Shape, collect, init_ledger, remember
@@ -17,6 +18,7 @@ from xrpo_jax.explore.curriculum import Prioritized
 from xrpo_jax.explore.values import Discounted
 from xrpo_jax.learn.advantage import Tracker
 from xrpo_jax.log import Clock
+from xrpo_jax.types import Verdict
 
 BUDGET = base.Budget(group=4, max_new_tokens=7)
 SPO = base.make("spo", BUDGET)
@@ -241,4 +243,52 @@ def test_settings():
     assert SPO.learn.advantage == Tracker(right=1.0, wrong=0.0, ddof=1, eps=1e-8)
     with pytest.raises(ValueError, match="rho_low=0.97, algorithm.rho_high=0.96; allowed"):
         base.make("spo", BUDGET, rho_low=0.97)
-    assert rng.STREAMS.index("offline") != rng.STREAMS.index("rollout")
+
+
+def test_first_estimates_are_draws_of_their_own_and_leave_out_what_failed():
+    """Two samples of each of five prompts, of which prompt 3 cannot be graded once."""
+    keys, indices = [], []
+
+    def draw(params, prompts, row, rows, limit):
+        keys.append(np.array(rows.step_key))
+        indices.append(np.array(rows.index).tolist())
+        return drawn(params, prompts, row, rows, limit)
+
+    drawn = Draw(says=lambda text, prompt, index: "A" if prompt < 2 or index else "no", new=7)
+
+    def grade(pairs):
+        crashed = Verdict(status="crashed", score=0.0)
+        seen = [prompt for prompt, _ in pairs]
+        verdicts = [CORRECT if text == "A" else WRONG for _, text in pairs]
+        if 3 in seen:
+            verdicts[seen.index(3)] = crashed
+        return verdicts
+
+    explore = base.make("spo", BUDGET, offline=2).explore
+    five = tools([f"q{i}:" for i in range(5)], ["A"] * 5)
+    parts = types.SimpleNamespace(
+        tools=dataclasses.replace(five, grade=grade),
+        draw=draw,
+        shape=types.SimpleNamespace(prompts=2, max_new_tokens=7),
+    )
+    settings = types.SimpleNamespace(
+        seed=4,
+        algorithm=types.SimpleNamespace(explore=explore),
+        verify=types.SimpleNamespace(alarm=1.0),
+    )
+    ledger = init_ledger(explore, 5, 7)
+    bar = types.SimpleNamespace(set_postfix_str=lambda text: None)
+    going = types.SimpleNamespace(stop=False)
+    found = train._estimated(parts, settings, None, ledger, bar, going)
+    assert all((key == np.array(rng.key(4, 0, "offline"))).all() for key in keys)
+    assert not (keys[0] == np.array(rng.key(4, 0, "rollout"))).all()
+    assert indices == [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1]]
+    # Both right; one of two; one of the one that was graded.
+    np.testing.assert_allclose(
+        found["values"]["value"], [2.5 / 3, 2.5 / 3, 1.5 / 3, 1.5 / 2, 1.5 / 3]
+    )
+    assert found["values"]["count"].tolist() == [2, 2, 2, 1, 2]
+    assert found["decoded"]["tokens"] == 7 * 2 + 3 * 3  # "A" and "no", each with its end
+    stopped = types.SimpleNamespace(stop=True)
+    found = train._estimated(parts, settings, None, ledger, bar, stopped)
+    assert not found["values"]["count"].any() and found["decoded"]["tokens"] == 0

@@ -50,9 +50,13 @@ def init_ledger(explore: Explore, num_prompts: int, max_new_tokens: int) -> Ledg
     """The memory of every host part before the first step, and the tokens decoded so far."""
     return {
         "values": explore.values.init(num_prompts, max_new_tokens),
-        "seeder": explore.seeder.init(max_new_tokens),
+        "seeder": explore.seeder.init(max_new_tokens) if _remembers(explore) else {},
         "decoded": {"tokens": np.zeros((), np.int64)},
     }
+
+
+def _remembers(explore: Explore) -> bool:
+    return hasattr(explore.seeder, "observe")
 
 
 def collect(
@@ -67,7 +71,7 @@ def collect(
     clock: Clock,
 ) -> tuple[Batch, Progress]:
     """Sample and grade one step: the learner's batch (NumPy) and all that was drawn."""
-    caches, pauses = {}, getattr(explore.planner, "pauses", False)
+    pauses = getattr(explore.planner, "pauses", False)
     with clock("plan"):
         progress = _begin(explore, tools, ledger, shape, seed, step)
     for round in itertools.count():
@@ -79,14 +83,19 @@ def collect(
                 explore.seeder(request, progress, ledger["seeder"], tools) for request in requests
             ]
         rows = sample(tools, draw, params, progress, requests, contexts, pauses, round, clock)
-        caches |= {id(row.path.cache): row.path.cache for row in rows if row.path is not None}
         with clock("verify"):
             progress = _extend(progress, _graded(explore, tools, shape, rows))
-    for leaf in jax.tree.leaves(list(caches.values())):
-        leaf.delete()  # paths end with the step: their memory is wanted now
+    forget_paths([row for slot in (*progress.rollouts, *progress.drafts) for row in slot])
     with clock("plan"):
         batch = pack(progress, explore.planner.select(progress), shape)
     return batch, progress
+
+
+def forget_paths(rows: list[Rollout]) -> None:
+    """Free the device's memory that rows could go on from; it is wanted before they are gone."""
+    caches = {id(row.path.cache): row.path.cache for row in rows if row.path is not None}
+    for leaf in jax.tree.leaves(list(caches.values())):
+        leaf.delete()
 
 
 def remember(
@@ -97,9 +106,12 @@ def remember(
     old_logp = {
         (row.slot, row.index): batch.old_logp[i, : len(row.tokens)] for i, row in enumerate(rows)
     }
+    seeder = ledger["seeder"]
+    if _remembers(explore):
+        seeder = explore.seeder.observe(seeder, progress, progress.step)
     return {
         "values": explore.values.observe(ledger["values"], progress, old_logp, logp_of),
-        "seeder": explore.seeder.observe(ledger["seeder"], progress, progress.step),
+        "seeder": seeder,
         "decoded": {"tokens": ledger["decoded"]["tokens"] + progress.decoded},
     }
 

@@ -175,12 +175,6 @@ class Critique:
                 "response that is refined"
             )
 
-    def init(self, max_new_tokens: int) -> Memory:
-        return {}
-
-    def observe(self, memory: Memory, progress: Progress, step: int) -> Memory:
-        return memory
-
     def __call__(
         self, request: Request, progress: Progress, memory: Memory, tools: Tools
     ) -> Context:

@@ -1,6 +1,6 @@
 """Seeders `(Request, Progress, Memory, Tools) -> Context`: the text a rollout is drawn under.
 
-`init` and `observe` keep the seeder's memory; a step reads what earlier steps wrote, never its own.
+One that remembers has `init` and `observe`; a step reads what earlier steps wrote, never its own.
 """
 
 from __future__ import annotations
@@ -41,12 +41,6 @@ class NoSeed:
 
     seeds = False
     trains_seeded = False
-
-    def init(self, max_new_tokens: int) -> Memory:
-        return {}
-
-    def observe(self, memory: Memory, progress: Progress, step: int) -> Memory:
-        return memory
 
     def __call__(
         self, request: Request, progress: Progress, memory: Memory, tools: Tools

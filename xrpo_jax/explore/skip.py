@@ -242,12 +242,6 @@ class SkipConnection:
         """Tokens of the longest prompt with a segment."""
         return prompt_length + (longest_segment(max_new_tokens) if self.seeds else 0)
 
-    def init(self, max_new_tokens: int) -> Memory:
-        return {}
-
-    def observe(self, memory: Memory, progress: Progress, step: int) -> Memory:
-        return memory
-
     def __call__(
         self, request: Request, progress: Progress, memory: Memory, tools: Tools
     ) -> Context:
