@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from xrpo_jax.model import export, hf, params, transformer
+from xrpo_jax.model import decode, export, hf, params, transformer
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -70,7 +70,7 @@ forward = partial(
     jax.jit(transformer.forward, static_argnames=("config", "dtype", "remat")), dtype=jnp.float32
 )
 prefill = partial(
-    jax.jit(transformer.prefill, static_argnames=("config", "length", "dtype")),
+    jax.jit(decode.prefill, static_argnames=("config", "length", "dtype")),
     dtype=jnp.float32,
 )
 
@@ -183,7 +183,7 @@ def teacher_forced(weights, config, prompt, answers, length):
     tokens, positions, valid = prompt
     start = tokens.shape[1]
     lengths = jnp.sum(valid, axis=1)
-    hidden, cache = transformer.prefill(
+    hidden, cache = decode.prefill(
         weights, config, tokens, positions, valid, length=length, dtype=jnp.float32
     )
 
@@ -192,12 +192,12 @@ def teacher_forced(weights, config, prompt, answers, length):
         slot = start + step
         mask = mask.at[:, slot].set(True)
         token, position = answers[:, step], lengths + step
-        hidden, cache = transformer.decode(
-            decoding, config, token, position, cache, slot, mask, dtype=jnp.float32
+        hidden, cache = decode.decode(
+            prepared, config, token, position, cache, slot, mask, dtype=jnp.float32
         )
         return step + 1, cache, mask, out.at[:, step].set(hidden)
 
-    decoding = transformer.for_decoding(weights, config, jnp.float32)
+    prepared = decode.for_decoding(weights, config, jnp.float32)
     mask = jnp.pad(valid, ((0, 0), (0, length - start)))
     out = jnp.zeros((*answers.shape, config.hidden_size))
     state = (jnp.int32(0), cache, mask, out)
@@ -324,6 +324,6 @@ def test_shapes_are_checked_at_the_door():
         run(WEIGHTS, QWEN3, tokens, positions[:1], valid)
     _, cache = prefill(WEIGHTS, QWEN3, tokens, positions, valid, length=6)
     with pytest.raises(ValueError, match="does not match the cache"):
-        transformer.decode(
+        decode.decode(
             WEIGHTS, QWEN3, tokens[:, 0], positions[:, 0], cache, 4, valid, dtype=jnp.float32
         )

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
 from xrpo_jax.arrays import Params, Path, Samples
-from xrpo_jax.model import transformer
+from xrpo_jax.model import decode, transformer
 from xrpo_jax.model.config import ModelConfig
 
 BLOCK = 128  # tokens whose probabilities are summed first when one is drawn
@@ -115,7 +115,7 @@ def _first_above(upto: jax.Array, part: jax.Array, target: jax.Array) -> jax.Arr
 def _prefill(sampler: Sampler, params: Params, tokens: jax.Array, length: jax.Array):
     """Next-token logits f32[G,V] and the cache of prompts i32[G,P] of `length` i32[G]."""
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
-    hidden, cache = transformer.prefill(
+    hidden, cache = decode.prefill(
         params,
         sampler.model,
         tokens,
@@ -132,7 +132,7 @@ def _prefill(sampler: Sampler, params: Params, tokens: jax.Array, length: jax.Ar
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(sampler: Sampler, params: Params):
     """The parameters as decoding reads them."""
-    return transformer.for_decoding(params, sampler.model, jnp.dtype(sampler.dtype))
+    return decode.for_decoding(params, sampler.model, jnp.dtype(sampler.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -142,7 +142,7 @@ def _decode(
     keep: bool,
     weights: Params,
     logits: jax.Array | None,
-    cache: transformer.Cache,
+    cache: decode.Cache,
     place: jax.Array,
     prompt_length: jax.Array,
     last: jax.Array,
@@ -151,7 +151,7 @@ def _decode(
     limit: jax.Array,
     step_key: jax.Array,
     begun: jax.Array,
-) -> tuple[Samples, transformer.Cache | None]:
+) -> tuple[Samples, decode.Cache | None]:
     """Continue the rows `place` i32[R] of the cache by up to `limit` i32[R] tokens.
 
     `begun` tokens (i32 scalar) of each row's completion are in the cache. With none, `logits` are
@@ -190,7 +190,7 @@ def _decode(
             stopped=samples.stopped | (active & jnp.any(token[:, None] == stops, axis=1)),
         )
         valid = (slots < prompt_length[:, None]) | ((slots >= first) & (slots <= first + step))
-        hidden, cache = transformer.decode(
+        hidden, cache = decode.decode(
             weights,
             sampler.model,
             token,
@@ -216,18 +216,18 @@ def _decode(
 @functools.partial(jax.jit, static_argnums=0)
 def _merge(
     mesh: Mesh,
-    merged: transformer.Cache,
-    cache: transformer.Cache,
+    merged: decode.Cache,
+    cache: decode.Cache,
     place: jax.Array,
     mine: jax.Array,
-) -> transformer.Cache:
+) -> decode.Cache:
     """`merged` with the rows `place` i32[R] of `cache` where `mine` i32[R] is 1."""
     mine = (mine > 0)[:, None, None, None]
     merged = jax.tree.map(lambda old, new: jnp.where(mine, new[place], old), merged, cache)
     return _split(mesh, merged)
 
 
-def _split(mesh: Mesh, cache: transformer.Cache) -> transformer.Cache:
+def _split(mesh: Mesh, cache: decode.Cache) -> decode.Cache:
     """The cache placed as every kept one is, so that what reads it is compiled once."""
     return jax.lax.with_sharding_constraint(cache, meshes.rows(mesh))
 

@@ -1,8 +1,8 @@
 """The decoder of Llama, Qwen2 and Qwen3 as pure functions of (params, config, arrays).
 
-Shapes: N rows · S tokens of a row · C slots of the cache · D width · H query heads · K key-value
+Shapes: N rows · S tokens of a row · C slots attended over · D width · H query heads · K key-value
 heads · R = H / K query heads of one key-value head · E head size · F inner width · L layers ·
-V vocabulary. T is S in `forward` and `prefill` and 1 in `decode`.
+V vocabulary. T is S in `forward` and 1 in decode.py.
 
 A token has a slot (its column, which orders causality) and a position (what RoPE rotates by); they
 are separate so that a row may be padded on either side. Parameters are float32 and are cast to
@@ -17,18 +17,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import lax
 
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
-
-
-@struct.dataclass
-class Cache:
-    """The keys (already rotated) and values of one batch: for each layer an array [N,C,K,E]."""
-
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
 
 
 def forward(
@@ -46,7 +37,7 @@ def forward(
     A slot attends to the valid slots up to its own. `remat` recomputes each layer in the backward
     pass. A layer is one step of a scan, so compile time does not grow with depth.
     """
-    return _trunk(params, config, tokens, positions, valid, dtype, remat=remat, keep=False)[0]
+    return trunk(params, config, tokens, positions, valid, dtype, remat=remat, keep=False)[0]
 
 
 def continued(
@@ -70,7 +61,7 @@ def continued(
     columns = jnp.arange(prompt.shape[1])
     valid = columns[None, :] < prompt_length[:, None]
     mask = (columns[:, None] >= columns[None, :])[None] & valid[:, None, :]
-    rotation = _rotation(config, jnp.broadcast_to(columns[None, :], prompt.shape))
+    rotation = rotation_of(config, jnp.broadcast_to(columns[None, :], prompt.shape))
 
     steps = jnp.arange(tokens.shape[1])
     start = jnp.repeat(prompt_length, share)
@@ -79,11 +70,11 @@ def continued(
     row_mask = jnp.concatenate(
         [jnp.broadcast_to(before, (*own.shape[:2], before.shape[2])), own], axis=2
     )
-    row_rotation = _rotation(config, start[:, None] + steps[None, :])
+    row_rotation = rotation_of(config, start[:, None] + steps[None, :])
 
     def body(carry, weights):
         x, rows = carry
-        x, (keys, values) = _layer(
+        x, (keys, values) = one_layer(
             config, weights, x, rotation, mask, lambda key, value: (key, value)
         )
 
@@ -93,15 +84,15 @@ def continued(
                 jnp.concatenate([jnp.repeat(values, share, axis=0), value], axis=1),
             )
 
-        rows, _ = _layer(config, weights, rows, row_rotation, row_mask, after)
+        rows, _ = one_layer(config, weights, rows, row_rotation, row_mask, after)
         return (x, rows), None
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)
-    embedded = (_embed(params, prompt, dtype), _embed(params, tokens, dtype))
+    embedded = (embed(params, prompt, dtype), embed(params, tokens, dtype))
     (x, rows), _ = lax.scan(body, embedded, params["layers"])
     scale, epsilon = params["final_norm"], config.rms_norm_eps
-    return _norm(x, scale, epsilon), _norm(rows, scale, epsilon)
+    return norm(x, scale, epsilon), norm(rows, scale, epsilon)
 
 
 def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
@@ -111,114 +102,29 @@ def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
         head, spec = params["embed"], f"{lead}d,vd->{lead}v"
     else:
         head, spec = params["head"], f"{lead}d,dv->{lead}v"
-    return _product(spec, jnp.float32, hidden, head)
+    return product(spec, jnp.float32, hidden, head)
 
 
-def prefill(
-    params: dict,
-    config: ModelConfig,
-    tokens: jax.Array,
-    positions: jax.Array,
-    valid: jax.Array,
-    *,
-    length: int,
-    dtype,
-) -> tuple[jax.Array, Cache]:
-    """Returns `forward`'s hidden states [N,S,D] and a cache of `length` slots, zero from slot S on.
-
-    Raises ValueError when the prompt has more than `length` slots.
-    """
-    slots = tokens.shape[1]
-    if slots > length:
-        raise ValueError(f"a prompt of {slots} slots does not fit a cache of length {length}")
-    hidden, (keys, values) = _trunk(
-        params, config, tokens, positions, valid, dtype, remat=False, keep=True
-    )
-
-    def unstack(stacked: jax.Array) -> tuple[jax.Array, ...]:
-        widths = ((0, 0), (0, length - slots), (0, 0), (0, 0))
-        return tuple(jnp.pad(stacked[layer], widths) for layer in range(config.num_layers))
-
-    return hidden, Cache(keys=unstack(keys), values=unstack(values))
-
-
-def for_decoding(params: dict, config: ModelConfig, dtype) -> dict:
-    """Returns params with a tuple of layers, all that is multiplied in `dtype`.
-
-    Made once before many calls of `decode`, which would else slice and cast every weight for every
-    token. Scales of norms stay float32.
-    """
-
-    def cast(path, leaf: jax.Array) -> jax.Array:
-        return leaf if path[-1].key.endswith("norm") else leaf.astype(dtype)
-
-    params = jax.tree_util.tree_map_with_path(cast, params)
-    layers = tuple(
-        jax.tree.map(lambda stacked, layer=layer: stacked[layer], params["layers"])
-        for layer in range(config.num_layers)
-    )
-    return params | {"layers": layers}
-
-
-def decode(
-    params: dict,
-    config: ModelConfig,
-    token: jax.Array,
-    position: jax.Array,
-    cache: Cache,
-    slot: jax.Array,
-    valid: jax.Array,
-    *,
-    dtype,
-) -> tuple[jax.Array, Cache]:
-    """Returns hidden states dtype[N,D] of one more token a row, and the cache with it at `slot`.
-
-    `params` are those of `for_decoding`. token and position are i32[N], slot an i32 scalar shared
-    by all rows, valid bool[N,C] with `slot` itself marked by the caller.
-    """
-    _check(token, position, 1)
-    if valid.shape != cache.keys[0].shape[:2]:
-        raise ValueError(f"valid {valid.shape} does not match the cache {cache.keys[0].shape[:2]}")
-    x = _embed(params, token[:, None], dtype)
-    rotation = _rotation(config, position[:, None])
-    keys, values = [], []
-    # Unrolled on purpose: a scan copies the cache of every layer for every token.
-    for layer in range(config.num_layers):
-
-        def store(key, value, layer=layer):
-            return (
-                lax.dynamic_update_slice_in_dim(cache.keys[layer], key, slot, axis=1),
-                lax.dynamic_update_slice_in_dim(cache.values[layer], value, slot, axis=1),
-            )
-
-        weights = params["layers"][layer]
-        x, (key, value) = _layer(config, weights, x, rotation, valid[:, None, :], store)
-        keys.append(key)
-        values.append(value)
-    hidden = _norm(x, params["final_norm"], config.rms_norm_eps)
-    return hidden[:, 0], Cache(keys=tuple(keys), values=tuple(values))
-
-
-def _trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
+def trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
     """Returns hidden [N,S,D] and, if `keep`, keys and values [L,N,S,K,E] of whole rows."""
-    _check(tokens, positions, 2)
-    _check(tokens, valid, 2)
+    check_shapes(tokens, positions, 2)
+    check_shapes(tokens, valid, 2)
     slot = jnp.arange(tokens.shape[1])
     causal = slot[None, :, None] >= slot[None, None, :]
     mask = causal & valid[:, None, :]
-    rotation = _rotation(config, positions)
+    rotation = rotation_of(config, positions)
 
     def body(x, weights):
-        x, stored = _layer(config, weights, x, rotation, mask, lambda key, value: (key, value))
+        x, stored = one_layer(config, weights, x, rotation, mask, lambda key, value: (key, value))
         return x, (stored if keep else None)
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the passes apart
-    x, stored = lax.scan(body, _embed(params, tokens, dtype), params["layers"])
-    return _norm(x, params["final_norm"], config.rms_norm_eps), stored
+    x, stored = lax.scan(body, embed(params, tokens, dtype), params["layers"])
+    return norm(x, params["final_norm"], config.rms_norm_eps), stored
 
 
-def _layer(
+def one_layer(
     config: ModelConfig,
     weights: dict,
     x: jax.Array,
@@ -226,7 +132,7 @@ def _layer(
     mask: jax.Array,
     store: Callable,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One decoder layer on x [N,T,D]: what all three entry points share.
+    """One decoder layer on x [N,T,D]: what all entry points share, decode.py's too.
 
     `store` takes the new keys and values [N,T,K,E] to those attended over [N,C,K,E]; mask is
     bool[N,T,C]. Returns x and what `store` gave.
@@ -234,17 +140,17 @@ def _layer(
     dtype = x.dtype
 
     def dot(spec: str, left: jax.Array, name: str) -> jax.Array:
-        return _product(spec, dtype, left, weights[name])
+        return product(spec, dtype, left, weights[name])
 
     def heads(name: str) -> jax.Array:
         out = dot("ntd,dhe->nthe", normed, name)
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(dtype)[None, None]
         if f"{name}_norm" in weights:
-            out = _norm(out, weights[f"{name}_norm"], config.rms_norm_eps)
+            out = norm(out, weights[f"{name}_norm"], config.rms_norm_eps)
         return out
 
-    normed = _norm(x, weights["attention_norm"], config.rms_norm_eps)
+    normed = norm(x, weights["attention_norm"], config.rms_norm_eps)
     query = _rotate(heads("query"), rotation)
     keys, values = store(_rotate(heads("key"), rotation), heads("value"))
     attended = _attend(query, keys, values, mask)
@@ -253,7 +159,7 @@ def _layer(
         out = out + weights["output_bias"].astype(dtype)[None, None]
     x = x + out
 
-    normed = _norm(x, weights["mlp_norm"], config.rms_norm_eps)
+    normed = norm(x, weights["mlp_norm"], config.rms_norm_eps)
     gate, up = dot("ntd,df->ntf", normed, "gate"), dot("ntd,df->ntf", normed, "up")
     x = x + dot("ntf,fd->ntd", jax.nn.silu(gate) * up, "down")
     return x, (keys, values)
@@ -263,17 +169,17 @@ def _attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Arra
     """Returns attention [N,T,H,E] of query [N,T,H,E] over keys and values [N,C,K,E]."""
     rows, steps, heads, size = query.shape
     grouped = query.reshape(rows, steps, keys.shape[2], heads // keys.shape[2], size)
-    scores = _product("ntkre,ncke->nkrtc", jnp.float32, grouped, keys)
+    scores = product("ntkre,ncke->nkrtc", jnp.float32, grouped, keys)
     # A finite floor, not -inf: a slot that may attend to nothing then averages, without NaN.
     floor = jnp.finfo(jnp.float32).min
     scores = jnp.where(mask[:, None, None], scores * size**-0.5, floor)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = _product("nkrtc,ncke->ntkre", values.dtype, weights, values)
+    out = product("nkrtc,ncke->ntkre", values.dtype, weights, values)
     return out.reshape(query.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(spec: str, dtype, left: jax.Array, right: jax.Array) -> jax.Array:
+def product(spec: str, dtype, left: jax.Array, right: jax.Array) -> jax.Array:
     """einsum of left and right in the dtype of left, summed in float32, returned in `dtype`.
 
     A rule of its own for the gradient: JAX's would multiply float32 cotangents with low-precision
@@ -286,7 +192,7 @@ def _product(spec: str, dtype, left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _product_forward(spec, dtype, left, right):
-    return _product(spec, dtype, left, right), (left, right)
+    return product(spec, dtype, left, right), (left, right)
 
 
 def _product_backward(spec, dtype, operands, cotangent):
@@ -303,14 +209,14 @@ def _product_backward(spec, dtype, operands, cotangent):
     )
 
 
-_product.defvjp(_product_forward, _product_backward)
+product.defvjp(_product_forward, _product_backward)
 
 
-def _embed(params: dict, tokens: jax.Array, dtype) -> jax.Array:
+def embed(params: dict, tokens: jax.Array, dtype) -> jax.Array:
     return params["embed"][tokens].astype(dtype)
 
 
-def _norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+def norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """RMSNorm over the last axis, computed in float32 and returned in the dtype of x."""
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
@@ -335,7 +241,7 @@ def frequencies(config: ModelConfig) -> np.ndarray:
     return frequency.astype(np.float32)
 
 
-def _rotation(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rotation_of(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the cosine and sine f32[N,T,1,E/2] of every position's angles."""
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies(config)[None, None, None]
     return jnp.cos(angles), jnp.sin(angles)
@@ -358,6 +264,6 @@ def _share(prompt: jax.Array, tokens: jax.Array) -> int:
     return tokens.shape[0] // prompt.shape[0]
 
 
-def _check(tokens: jax.Array, other: jax.Array, rank: int) -> None:
+def check_shapes(tokens: jax.Array, other: jax.Array, rank: int) -> None:
     if tokens.ndim != rank or other.shape != tokens.shape:
         raise ValueError(f"expected equal shapes of rank {rank}, not {tokens.shape}, {other.shape}")
