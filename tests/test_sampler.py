@@ -237,7 +237,7 @@ def test_leaves_of_a_tree_are_drawn_as_if_alone_by_a_full_forward():
     row_keys = rng.rows(coordinates.step_key, coordinates.prompt, coordinates.index)
     for i, (leaf, step) in enumerate(steps):
         chances = logp[i * VOCABULARY : (i + 1) * VOCABULARY, len(prompt) + 2 + step]
-        uniform = jax.random.uniform(rng.tokens(row_keys[leaf][None], 2 + step)[0])
+        uniform = jax.random.uniform(rng.tokens(row_keys[leaf][None], jnp.array([2 + step]))[0])
         token = int(choose(jnp.asarray(chances)[None], uniform[None])[0])
         assert leaves.tokens[leaf, step] == token
         np.testing.assert_allclose(leaves.logp[leaf, step], chances[token], atol=1e-5)

@@ -51,5 +51,5 @@ def rows(step_key: jax.Array, prompt: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def tokens(row_keys: jax.Array, position: jax.Array) -> jax.Array:
-    """Token keys u32[N,2] from row keys u32[N,2] and one position (i32 scalar)."""
-    return jax.vmap(lambda row: jax.random.fold_in(row, position))(row_keys)
+    """Token keys u32[N,2] from row keys u32[N,2] and positions i32[N]."""
+    return jax.vmap(jax.random.fold_in)(row_keys, position)

@@ -151,8 +151,8 @@ def one_layer(
         return out
 
     normed = norm(x, weights["attention_norm"], config.rms_norm_eps)
-    query = _rotate(heads("query"), rotation)
-    keys, values = store(_rotate(heads("key"), rotation), heads("value"))
+    query = rotate(heads("query"), rotation)
+    keys, values = store(rotate(heads("key"), rotation), heads("value"))
     attended = _attend(query, keys, values, mask)
     out = dot("nthe,hed->ntd", attended, "output")
     if "output_bias" in weights:
@@ -247,7 +247,7 @@ def rotation_of(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, j
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotates x [N,T,H,E] in float32; a pair is (i, i + E/2), as in Hugging Face's weights."""
     cosine, sine = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
