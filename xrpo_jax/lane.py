@@ -23,7 +23,7 @@ from xrpo_jax import rng
 from xrpo_jax.arrays import Params
 from xrpo_jax.model import decode
 from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.sampling import Method, choose, log_probs
+from xrpo_jax.sampling import Method, draw_token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,9 +174,7 @@ def advance(
         scores = decode.logits(weights, hidden)
         with jax.named_scope("draw"):
             uniform = jax.vmap(jax.random.uniform)(rng.tokens(lane.key, lane.step))
-            logp = log_probs(scores, decoding.method)
-            token = choose(logp, uniform)
-            token_logp = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+            token, token_logp = draw_token(scores, uniform, decoding.method)
         ends = active & jnp.any(token[:, None] == stops, axis=1)
         more = active.astype(jnp.int32)
         drawn = Drawn(
