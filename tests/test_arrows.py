@@ -10,7 +10,7 @@ LAYERS = (
     {"types", "arrays"},
     {"rng", "log", "checkpoint", "tokenizer", "verify", "mesh", "prompts", "sampling"},
     {"data", "model", "chat"},
-    {"tasks"},
+    {"tasks", "lane"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},

@@ -69,10 +69,6 @@ WEIGHTS = random_params(QWEN3)
 forward = partial(
     jax.jit(transformer.forward, static_argnames=("config", "dtype", "remat")), dtype=jnp.float32
 )
-prefill = partial(
-    jax.jit(decode.prefill, static_argnames=("config", "length", "dtype")),
-    dtype=jnp.float32,
-)
 
 
 @partial(jax.jit, static_argnames=("config", "dtype", "remat"))
@@ -178,51 +174,48 @@ def test_causality_by_gradient():
 
 
 @partial(jax.jit, static_argnames=("config", "length"))
-def teacher_forced(weights, config, prompt, answers, length):
-    """Hidden states of a prompt (tokens, positions, valid) and of answers decoded one by one."""
-    tokens, positions, valid = prompt
-    start = tokens.shape[1]
-    lengths = jnp.sum(valid, axis=1)
-    hidden, cache = decode.prefill(
-        weights, config, tokens, positions, valid, length=length, dtype=jnp.float32
-    )
-
-    def body(state):
-        step, cache, mask, out = state
-        slot = start + step
-        mask = mask.at[:, slot].set(True)
-        token, position = answers[:, step], lengths + step
-        hidden, cache = decode.decode(
-            prepared, config, token, position, cache, slot, mask, dtype=jnp.float32
+def teacher_forced(weights, config, prompts, starts, answers, length):
+    """Hidden states of `answers` [N,T] fed one by one, from slot `starts` of their rows on."""
+    page = decode.prefill(weights, config, prompts, dtype=jnp.float32)
+    cache = decode.empty(config, len(prompts), length, jnp.float32)
+    cache = jax.tree.map(lambda old, new: old.at[:, :, : new.shape[2]].set(new), cache, page)
+    prepared, out = decode.for_decoding(weights, config, jnp.float32), []
+    for step in range(answers.shape[1]):
+        hidden, cache = decode.step(
+            prepared, config, answers[:, step], starts + step, cache, dtype=jnp.float32
         )
-        return step + 1, cache, mask, out.at[:, step].set(hidden)
-
-    prepared = decode.for_decoding(weights, config, jnp.float32)
-    mask = jnp.pad(valid, ((0, 0), (0, length - start)))
-    out = jnp.zeros((*answers.shape, config.hidden_size))
-    state = (jnp.int32(0), cache, mask, out)
-    return hidden, jax.lax.while_loop(lambda state: state[0] < answers.shape[1], body, state)[3]
+        out.append(hidden)
+    return jnp.stack(out, axis=1), decode.logits(prepared, hidden)
 
 
-@pytest.mark.parametrize("before", [[0, 0, 0], [2, 0, 1]], ids=["right", "left"])
-def test_cached_decode_equals_full_forward(before):
-    prompts = [some_tokens(1, n, seed=n)[0] for n in (3, 5, 4)]
-    answers = jnp.asarray(some_tokens(3, 6, seed=7))
-    tokens, positions, valid = prompt = pad(prompts, before, 5)
-    hidden, decoded = teacher_forced(WEIGHTS, QWEN3, prompt, answers, length=13)
-    later = jnp.array([[3], [5], [4]]) + jnp.arange(6)[None]
-    full = forward(
-        WEIGHTS,
-        QWEN3,
-        jnp.concatenate([tokens, answers], axis=1),
-        jnp.concatenate([positions, later], axis=1),
-        jnp.concatenate([valid, jnp.ones((3, 6), bool)], axis=1),
-    )
-    np.testing.assert_allclose(hidden[valid], full[:, :5][valid], atol=1e-5)
-    np.testing.assert_allclose(decoded, full[:, 5:], atol=1e-5)
-    # The shortest row has two slots of padding; it must equal the row alone, without any.
-    alone = forward(WEIGHTS, QWEN3, *whole(jnp.concatenate([prompts[0], answers[0]])[None]))
-    np.testing.assert_allclose(decoded[0], alone[0, 3:], atol=1e-5)
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_cached_decode_equals_full_forward(family):
+    """Rows at different places, each after its own prompt; the last prompt token is fed again."""
+    config = CONFIGS[family]
+    weights = random_params(config)
+    lengths = np.array([3, 5, 4])
+    prompts = [some_tokens(1, n, seed=n)[0] for n in lengths]
+    answers = jnp.asarray(some_tokens(3, 5, seed=7))
+    tokens, _, _ = pad(prompts, [0, 0, 0], 5)
+    fed = jnp.concatenate([jnp.array([prompt[-1] for prompt in prompts])[:, None], answers], axis=1)
+    starts = jnp.asarray(lengths - 1)
+    decoded, last = teacher_forced(weights, config, tokens, starts, fed, length=11)
+    for row, prompt in enumerate(prompts):
+        alone = whole(jnp.concatenate([prompt, answers[row]])[None])
+        expected = forward(weights, config, *alone)[0, len(prompt) - 1 :]
+        np.testing.assert_allclose(decoded[row], expected, atol=2e-5)
+        wanted = transformer.logits(weights, config, expected[-1:])
+        np.testing.assert_allclose(last[row], wanted[0], atol=1e-4)
+
+
+def test_a_token_beyond_the_cache_is_written_nowhere():
+    prepared = decode.for_decoding(WEIGHTS, QWEN3, jnp.float32)
+    cache = decode.empty(QWEN3, 2, 4, jnp.float32)
+    token = jnp.array([1, 2])
+    step = jax.jit(decode.step, static_argnames=("config", "dtype"))
+    _, after = step(prepared, QWEN3, token, jnp.array([4, 1]), cache, dtype=jnp.float32)
+    for leaf in jax.tree.leaves(after):
+        assert not np.any(leaf[0]) and np.any(leaf[1, :, 1]) and not np.any(leaf[1, :, 2:])
 
 
 def test_padding_side_and_amount_and_the_other_rows_change_nothing():
@@ -268,25 +261,10 @@ def test_bfloat16_is_close_and_logits_stay_float32():
     rough = run(WEIGHTS, QWEN3, *BATCH, dtype=jnp.bfloat16)
     assert rough.dtype == jnp.float32
     assert 0 < np.abs(exact - rough).mean() < 0.02 * np.abs(exact).mean()
-    hidden, cache = jax.eval_shape(
-        partial(prefill, config=QWEN3, length=12, dtype=jnp.bfloat16),
-        WEIGHTS,
-        tokens=BATCH[0],
-        positions=BATCH[1],
-        valid=BATCH[2],
+    cache = jax.eval_shape(
+        partial(decode.prefill, config=QWEN3, dtype=jnp.bfloat16), WEIGHTS, tokens=BATCH[0]
     )
-    assert {hidden.dtype, cache.keys[0].dtype, cache.values[1].dtype} == {jnp.dtype("bfloat16")}
-
-
-def test_prefill_leaves_the_rest_of_the_cache_zero_and_refuses_a_short_one():
-    batch = whole(some_tokens(2, 4))
-    _, cache = prefill(WEIGHTS, QWEN3, *batch, length=6)
-    assert len(cache.keys) == len(cache.values) == QWEN3.num_layers
-    for array in cache.keys + cache.values:
-        assert array.shape == (2, 6, QWEN3.num_kv_heads, QWEN3.head_dim)
-        assert np.all(np.any(array[:, :4] != 0, axis=-1)) and np.all(array[:, 4:] == 0)
-    with pytest.raises(ValueError, match="4 slots does not fit a cache of length 3"):
-        prefill(WEIGHTS, QWEN3, *batch, length=3)
+    assert {cache.keys[0].dtype, cache.values[1].dtype} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -322,8 +300,8 @@ def test_shapes_are_checked_at_the_door():
     tokens, positions, valid = whole(some_tokens(2, 4))
     with pytest.raises(ValueError, match="equal shapes of rank 2"):
         run(WEIGHTS, QWEN3, tokens, positions[:1], valid)
-    _, cache = prefill(WEIGHTS, QWEN3, tokens, positions, valid, length=6)
-    with pytest.raises(ValueError, match="does not match the cache"):
-        decode.decode(
-            WEIGHTS, QWEN3, tokens[:, 0], positions[:, 0], cache, 4, valid, dtype=jnp.float32
-        )
+    cache = decode.empty(QWEN3, 3, 6, jnp.float32)
+    for position, message in ((positions[:1, 0], "equal shapes of rank 1"), (0, "do not fit")):
+        position = positions[:, 0] if message == "do not fit" else position
+        with pytest.raises(ValueError, match=message):
+            decode.step(WEIGHTS, QWEN3, tokens[:, 0], position, cache, dtype=jnp.float32)

@@ -36,7 +36,17 @@ PROMPT = np.array([50, 7, 11, 12, 13])[ROW]  # places in the task, unlike those 
 
 
 @functools.cache
-def make(slots=16, lengths=(8,), devices=1, method=None, prompts=5, dtype="float32"):
+def make(
+    slots=16,
+    lengths=(8,),
+    devices=1,
+    method=None,
+    prompts=5,
+    dtype="float32",
+    lanes=1,
+    chunk=8,
+    new=NEW,
+):
     """A draw with the parameters bound; each other setting is a compilation of seconds."""
     sampler = Sampler(
         model=tiny.MODEL,
@@ -45,8 +55,10 @@ def make(slots=16, lengths=(8,), devices=1, method=None, prompts=5, dtype="float
         prompts=prompts,
         slots=slots,
         lengths=lengths,
-        max_new_tokens=NEW,
+        max_new_tokens=new,
         stop_ids=STOPS,
+        lanes=lanes,
+        chunk=chunk,
     )
     mesh = meshes.make(devices)
     params = jax.device_put(tiny.weights(), meshes.everywhere(mesh))
@@ -111,11 +123,100 @@ def test_the_rows_of_the_test_are_not_all_alike():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"slots": 4}, {"lengths": (5, 16)}, {"prompts": 2}, {"devices": 2}, {"devices": 8}],
+    [
+        {"slots": 4},
+        {"lengths": (5, 16)},
+        {"prompts": 2},
+        {"devices": 2},
+        {"devices": 8},
+        {"chunk": 1},
+        {"chunk": 2, "slots": 4},
+        {"lanes": 2, "slots": 4, "chunk": 3},
+        {"lanes": 4, "slots": 8, "devices": 2},
+    ],
     ids=str,
 )
 def test_sizes_change_nothing(settings):
     assert_same(make(**settings)(PROMPTS, ROW, keys(), NEW), straight())
+
+
+LONG = 60  # tokens, so that a cache has several lengths: 32, 48 and 80
+
+
+def long_rows(**settings):
+    """28 rows of up to 60 tokens through few slots, by the stop tokens or a limit of their own."""
+    row, index = np.arange(28) % 5, np.arange(28)
+    limit = np.where(index % 3, LONG, 1 + index)
+    return make(new=LONG, **settings)(PROMPTS, row, keys(row, index), limit)
+
+
+def test_caches_that_grow_and_shrink_and_fewer_rows_change_nothing(monkeypatch):
+    resized, fit = set(), sampler_module.lanes.fit
+
+    def watched(mesh, lane, place, length):
+        rows, was = lane.cache.keys[0].shape[0], lane.cache.keys[0].shape[2]
+        resized.add((np.sign(length - was), len(place) < rows))
+        return fit(mesh, lane, place, length)
+
+    assert make(new=LONG).func.sampler.cache_lengths == (32, 48, 80)
+    expected = long_rows(slots=28)
+    assert expected.stopped.any() and (expected.length > 40).any()
+    monkeypatch.setattr(sampler_module.lanes, "fit", watched)
+    assert_same(long_rows(slots=16, chunk=4), expected)
+    assert_same(long_rows(slots=32, lanes=2, chunk=5), expected)
+    assert resized == {(1, False), (-1, False), (0, True)}
+
+
+def test_a_finished_row_s_slot_goes_to_the_next_row():
+    """Fewer chunks than batches of slots would need, which wait for their longest row each."""
+    ran, advance = [], sampler_module.Draw._advance
+    row, index = np.zeros(9, int), np.arange(9)
+    limit = np.where(index == 0, 12, 3)
+
+    def watched(draw, weights, lane):
+        ran.append(int((lane.left > 0).sum()))
+        return advance(draw, weights, lane)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler_module.Draw, "_advance", watched)
+        make(slots=3, chunk=3, new=12)(PROMPTS, row, keys(row, index), limit)
+    assert ran == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("settings", [{"slots": 4, "chunk": 2}, {"slots": 4, "lanes": 2}], ids=str)
+@pytest.mark.parametrize("keep", [False, True])
+def test_finished_tells_each_row_once_as_it_is(settings, keep):
+    told = []
+
+    def finished(rows, samples):
+        told.append((rows.copy(), samples))
+
+    limit = INDEX % (NEW + 1)  # 0 for some
+    draw = make(**settings)
+    out = draw(PROMPTS, ROW, keys(), limit, keep=keep, finished=finished)
+    assert len(told) > 2
+    assert sorted(np.concatenate([rows for rows, _ in told])) == list(range(len(ROW)))
+    for rows, samples in told:
+        assert_same(samples, take(out, rows))
+        if keep:
+            assert list(samples.paths) == [out.paths[i] for i in rows]
+    again = []
+    draw(PROMPTS, ROW, keys(), limit, finished=lambda rows, _: again.append(rows.copy()))
+    if not keep:  # the order is the same each time
+        for one, other in zip(again, [rows for rows, _ in told], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_compiles_after_the_warm_up():
+    draw = make(slots=16, lanes=2, chunk=4, new=LONG, lengths=(5, 16), devices=2)
+    for job in draw.func.warm_up(*draw.args, pauses=False):
+        job()
+    compiles = Compiles()
+    row, index = np.arange(28) % 5, np.arange(28)
+    draw(PROMPTS, row, keys(row, index), np.where(index % 3, LONG, 1 + index))
+    draw(PROMPTS[:1], row[:1], keys(row[:1], index[:1]), 2)
+    compiles.close()
+    assert compiles.count == 0
 
 
 def test_order_of_rows_and_of_prompts_changes_nothing():
@@ -318,26 +419,20 @@ def test_a_stopped_row_stays_stopped_unless_the_stop_token_is_cut_off():
     assert resume(again, keys(PROMPT[rows], NEWER[rows]), NEW).length.all()
 
 
-def test_nothing_is_kept_unless_asked_for(monkeypatch):
-    returned, decode = [], sampler_module._decode
-
-    def watched(*inputs):
-        found, cache = decode(*inputs)
-        returned.append(cache is not None)
-        return found, cache
-
+def test_nothing_is_kept_unless_asked_for():
     def alive():
         gc.collect()
         return len(jax.live_arrays())
 
     straight()
-    monkeypatch.setattr(sampler_module, "_decode", watched)
     before = alive()
     assert make()(PROMPTS, ROW, keys(), 2).paths is None
+    assert alive() == before
     found = make()(PROMPTS, ROW, keys(), 2, keep=True)
-    assert alive() > before
+    kept = alive()
+    assert kept > before
     assert resume(found.paths, keys(), 2, keep=False).paths is None
-    assert returned == [False, True, False]
+    assert alive() == kept
     del found
     assert alive() == before
 

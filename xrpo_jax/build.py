@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable
 
 import jax
-import numpy as np
+from jax.sharding import Mesh
 
-from xrpo_jax import mesh, rng, tokenizer
+from xrpo_jax import mesh, tokenizer
 from xrpo_jax.arrays import Draw, Params, TrainState
 from xrpo_jax.chat import Chat, make_chat
-from xrpo_jax.config import EMBEDDED, Settings, VerifySettings, check_enough
+from xrpo_jax.config import EMBEDDED, RolloutSettings, Settings, VerifySettings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
 from xrpo_jax.explore.reward import grade_here, grade_of
 from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
@@ -94,6 +94,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         seeder.check(tools)
     _, params = hf.load(source, mesh.everywhere(devices))  # what can be refused was refused
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
+    lanes = _lanes(rollout, devices)
     sampler = Sampler(
         model=model,
         method=Method(temperature=rollout.temperature),
@@ -103,6 +104,8 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         lengths=lengths,
         max_new_tokens=rollout.max_new_tokens,
         stop_ids=words.stop_ids,
+        lanes=lanes,
+        chunk=rollout.chunk,
     )
     method = Method(
         temperature=settings.eval.temperature, top_k=settings.eval.top_k, top_p=settings.eval.top_p
@@ -137,6 +140,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
     parts = Parts(
         facts={
             "mesh": {"devices": devices.size},
+            "sampler": {"lanes": lanes},
             "prompts": {
                 "train": len(tools.task),
                 "held_out": len(eval_tools.task),
@@ -179,6 +183,27 @@ def _graders(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool | 
         return lambda answers: pool.map([(place, prompt, text) for prompt, text in answers])
 
     return pool, [grader(place) for place in range(len(tasks))]
+
+
+def _lanes(rollout: RolloutSettings, devices: Mesh) -> int:
+    """How many parts of the slots run side by side; ValueError where they do not divide them.
+
+    On a CPU small products use one core each, so that a lane a core is nearly twice as fast; an
+    accelerator runs one program at a time.
+    """
+    count = rollout.lanes
+    if not count:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        count = min(cores // devices.size, 4) if jax.default_backend() == "cpu" else 1
+        while count > 1 and rollout.slots % (count * devices.size):
+            count -= 1
+        return max(count, 1)
+    if rollout.slots % (count * devices.size):
+        raise ValueError(
+            f"rollout.lanes={count}; allowed: 0 (chosen by the machine), or what divides "
+            f"rollout.slots={rollout.slots} over {devices.size} devices"
+        )
+    return count
 
 
 def _completion_lengths(settings: Settings) -> tuple[int, ...]:
@@ -240,31 +265,9 @@ def warm_up(parts: Parts, state: TrainState, pauses: bool) -> None:
 
     With `pauses` rows are also kept and resumed.
     """
-    keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1, int), index=np.zeros(1))
-
-    def drawing(draw: Draw, length: int) -> None:
-        draw(state.params, [np.zeros(length, np.int32)], np.zeros(1, int), keys, 1)
-
-    def resuming(length: int) -> None:
-        prompt, words = [np.zeros(length, np.int32)], range(parts.model.vocab_size)
-        # Two caches, so that they are merged, and a token that does not end the row.
-        going = next(word for word in words if word not in parts.draw.sampler.stop_ids)
-        paths = [
-            dataclasses.replace(path, tokens=np.array([going], np.int32))
-            for _ in range(2)
-            for path in parts.draw(state.params, prompt, np.zeros(1, int), keys, 1, keep=True).paths
-        ]
-        both = keys.replace(prompt=np.zeros(2, int), index=np.arange(2))
-        for keep in (False, True):
-            parts.draw.resume(state.params, paths, both, 1, keep=keep)
-
-    lengths = {parts.shape.prompt_length, parts.shape.seeded_length}
-    jobs = parts.learner.warm_up(state) + [
-        functools.partial(drawing, draw, length)
-        for draw in {parts.draw, parts.eval_draw}
-        for length in lengths
-    ]
-    jobs += [functools.partial(resuming, length) for length in lengths if pauses]
+    jobs = parts.learner.warm_up(state)
+    for draw in {parts.draw, parts.eval_draw}:
+        jobs += draw.warm_up(state.params, pauses and draw is parts.draw)
     # On an accelerator one at a time: what is compiled also runs, and memory is scarce there.
     workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:

@@ -54,6 +54,8 @@ class RolloutSettings:
     seeded_length: int = 160  # of a prompt with exemplars; unused without a seeder
     temperature: float = 1.0
     slots: int = 64  # rows decoded at one time
+    lanes: int = 0  # parts of the slots that run side by side; 0 = chosen by the machine
+    chunk: int = 8  # steps of decoding between two looks at which rows have ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,9 +312,9 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     "at least 1": (
         lambda value: value >= 1,
         "model.logits_chunk rollout.prompts rollout.group rollout.max_new_tokens "
-        "rollout.prompt_length rollout.seeded_length rollout.slots train.steps train.minibatches "
-        "train.epochs train.micro_batch train.share eval.every eval.problems eval.samples "
-        "checkpoint.every checkpoint.keep verify.memory_mb",
+        "rollout.prompt_length rollout.seeded_length rollout.slots rollout.chunk train.steps "
+        "train.minibatches train.epochs train.micro_batch train.share eval.every eval.problems "
+        "eval.samples checkpoint.every checkpoint.keep verify.memory_mb",
     ),
     "above 0": (lambda value: 0 < value < math.inf, "optimizer.learning_rate optimizer.clip_norm"),
     "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
@@ -321,8 +323,9 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     ),
     "0 or more": (
         lambda value: 0 <= value < math.inf,
-        "train.tokens optimizer.warmup optimizer.weight_decay mesh.devices mesh.cpu_devices "
-        "reward.correctness reward.format reward.length verify.workers verify.deadline",
+        "train.tokens rollout.lanes optimizer.warmup optimizer.weight_decay mesh.devices "
+        "mesh.cpu_devices reward.correctness reward.format reward.length verify.workers "
+        "verify.deadline",
     ),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
     "from 0 to 1": (lambda value: 0 <= value <= 1, "verify.alarm"),

@@ -224,6 +224,36 @@ class Draw:
         self._run(params, queue, keys, keep, out, finished)
         return out.replace(paths=tuple(out.paths)) if keep else out
 
+    def warm_up(self, params: Params, pauses: bool) -> list[Callable[[], None]]:
+        """Jobs that compile all that any rows can need; with `pauses` also what paused ones do."""
+        sampler, everywhere = self.sampler, meshes.everywhere(self.mesh)
+        sizes, lengths = sampler.sizes(self.mesh.devices.size), sampler.cache_lengths
+        weights = lanes.weights(sampler.decoding, params)
+        keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1), index=np.zeros(1))
+
+        def job(size: int, place: int) -> None:
+            held = self._empty(size, lengths[place])
+            pages = [
+                self._prefill(params, np.zeros((sampler.prompts, width), np.int32))
+                for width in sampler.lengths
+            ]
+            if pauses and (size, place) == (sizes[-1], len(lengths) - 1):
+                pages.append(self._empty(size, lengths[place]).lane.cache)
+            for cache in pages:
+                self._begin(held, [_row(_Page(make=functools.partial(_same, cache)))], keys)
+            steps = jax.device_put(np.int32(0), everywhere)
+            held.lane, _ = lanes.advance(sampler.decoding, self.mesh, weights, held.lane, steps)
+            for other in {max(place - 1, 0), min(place + 1, len(lengths) - 1)} - {place}:
+                self._resize(held, np.arange(size), lengths[other])
+                self._resize(held, np.arange(size), lengths[place])
+            if size > sizes[0]:
+                self._resize(held, np.arange(sizes[0]), lengths[place])
+            jax.block_until_ready(held.lane)
+
+        return [
+            functools.partial(job, size, place) for size in sizes for place in range(len(lengths))
+        ]
+
     def _pages(self, params: Params, prompts) -> Iterator[tuple[list[int], _Page, int]]:
         """Places of prompts that are prefilled together, their page, and its number."""
         lengths, size = self.sampler.lengths, self.sampler.prompts
@@ -320,7 +350,8 @@ class Draw:
         sizes = self.sampler.sizes(self.mesh.devices.size)
         busy = np.flatnonzero(lane.left > 0)
         if not more and not new and len(lane.rows) > sizes[0] >= len(busy):
-            self._resize(lane, np.append(busy, [-1] * (sizes[0] - len(busy))), lengths[place])
+            idle = np.full(sizes[0] - len(busy), -1)
+            self._resize(lane, np.concatenate([busy, idle]), lengths[place])
 
     def _resize(self, lane: _Held, place: np.ndarray, length: int) -> None:
         where = jax.device_put(place.astype(np.int32), meshes.rows(self.mesh))
@@ -438,6 +469,13 @@ def _taken(out: Samples, rows: list[int]) -> Samples:
 def _least(sizes: tuple[int, ...], number: int) -> int:
     """The smallest size that holds as many, or the largest."""
     return next((size for size in sizes if size >= number), sizes[-1])
+
+
+def _row(page: _Page) -> _Row:
+    """A row that draws nothing."""
+    return _Row(
+        number=0, page=page, place=0, prompt_length=1, before=np.zeros(0, int), token=0, left=0
+    )
 
 
 def _same(cache: Cache) -> Cache:
