@@ -20,8 +20,9 @@ from xrpo_jax import mesh as meshes
 from xrpo_jax.algorithms import base
 from xrpo_jax.arrays import Batch, TokenStats, TrainState
 from xrpo_jax.explore.collect import Shape, pack
-from xrpo_jax.learn import update
-from xrpo_jax.learn.update import OptimizerSettings, Schedule, make_learner, make_optimizer
+from xrpo_jax.learn import batches, update
+from xrpo_jax.learn.batches import Schedule
+from xrpo_jax.learn.update import OptimizerSettings, make_learner, make_optimizer
 from xrpo_jax.log import Compiles
 from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
@@ -247,7 +248,7 @@ def test_devices_micro_batches_and_order_give_the_oracles_update(name):
     results = []
     for place, order in zip(PLACES, [None, SHUFFLED, SHUFFLED[::-1]], strict=True):
         batch, start = annotated(order), bigram_state(place[0])
-        state, metrics = learner_of(name, *place).update(start, batch, 0, 0)
+        state, metrics, _ = learner_of(name, *place).update(start, batch, 0, 0)
         results.append((state.optimizer["table"], state.params["table"]))
         close(results[-1][0], gradient, 3e-6)
         close(results[-1][1], TABLE - gradient, 3e-6)
@@ -265,7 +266,7 @@ def test_all_masked_batch_changes_nothing(name, devices, rows, share):
     """Rows without a trained token, and no row at all: loss 0, gradient 0, counted, no NaN."""
     batch = annotated(mask=np.zeros_like(RAGGED.mask))
     for valid in (batch.valid, np.zeros_like(batch.valid)):
-        state, metrics = learner_of(name, devices, rows, share).update(
+        state, metrics, _ = learner_of(name, devices, rows, share).update(
             bigram_state(devices), batch.replace(valid=valid), 0, 0
         )
         assert metrics["empty_batch"] == 1 and metrics["loss"] == 0
@@ -325,7 +326,7 @@ def test_transformer_update_is_the_oracles(transformer, name, place):
     by_logp[:count] = oracles.gradient(oracles.LOSSES[name], rows)
     _, wanted = stats_and_pull(params, by_logp)
     learner = learner_of(name, *place, policy=TRANSFORMER)
-    state, metrics = learner.update(state_of(current, place[0]), batch, 0, 0)
+    state, metrics, _ = learner.update(state_of(current, place[0]), batch, 0, 0)
     assert metrics["loss"] == pytest.approx(oracles.LOSSES[name](rows), abs=2e-6)
     assert metrics["entropy"] > 1
     for (path, gradient), leaf in zip(
@@ -353,7 +354,7 @@ def test_annotation_by_old_and_reference_policy(name, settings):
     close(batch.old_entropy[:count], cut(ROWS.old_entropy), 1e-5)
     close(batch.ref_entropy[:count], cut(ROWS.reference_entropy), 1e-5)
     assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
-    state, metrics = learner.update(bigram_state(2), batch, 0, 0)
+    state, metrics, _ = learner.update(bigram_state(2), batch, 0, 0)
     loss, gradient = oracle(name, **settings)
     assert np.abs(gradient - oracle(name)[1]).max() > 1e-3
     assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
@@ -362,7 +363,7 @@ def test_annotation_by_old_and_reference_policy(name, settings):
 
 def test_logged_numbers():
     rows = ROWS
-    _, metrics = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
+    _, metrics, _ = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
     advantage, ratio = oracles.group_z(rows.reward, rows.group), oracles.token_ratio(rows)
     places = [(i, t) for i in range(rows.number) for t in rows.tokens(i)]
     clipped = [
@@ -399,7 +400,7 @@ def test_eos_is_trained_where_it_is_also_the_padding():
     )
     packed = pack(progress, list(progress.rollouts), shape)
     batch = learner_of("grpo").annotate(bigram_state().params, None, packed)
-    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    state, _, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     gradient = np.asarray(state.optimizer["table"])
     # On policy the gradient of a row's token is -A / (rows x tokens), times 1 - p of the token.
     chance = np.exp(TABLE[5, 0]) / np.exp(TABLE[5]).sum()
@@ -411,14 +412,14 @@ def test_eos_is_trained_where_it_is_also_the_padding():
 def test_padding_tokens_and_lengths_do_not_matter():
     """Other tokens and old log-probs under the padding, and micro-batches of several lengths."""
     batch = annotated()
-    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    state, _, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     padding = np.arange(COLUMNS)[None] >= batch.length[:, None]
     other = batch.replace(
         prompt=np.where(np.arange(PROMPT) >= batch.prompt_length[:, None], 5, batch.prompt),
         tokens=np.where(padding, 7, batch.tokens),
         old_logp=np.where(padding, 9, batch.old_logp),
     )
-    same, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
+    same, _, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
     np.testing.assert_array_equal(same.optimizer["table"], state.optimizer["table"])
     assert {4, 7} < set(batch.length.tolist()) and batch.length.max() == COLUMNS  # to the brim
     cut_short = learner_of("grpo", prompt_lengths=(3, PROMPT), lengths=(4, COLUMNS))
@@ -447,7 +448,7 @@ def test_rows_of_a_micro_batch_share_their_prompt():
         minibatches=1, epochs=1, rows=8, share=4, prompt_lengths=(3, 4), lengths=(5, 7), groups=5
     )
     batch = make_batch(SHUFFLED)
-    parts = update.micro_batches(batch, np.flatnonzero(batch.valid), schedule)
+    parts = batches.micro_batches(batch, np.flatnonzero(batch.valid), schedule)
     rows = np.concatenate([part.rows for part in parts])
     assert sorted(rows[rows >= 0]) == sorted(SHUFFLED)
     shared = 0
@@ -471,10 +472,10 @@ def test_minibatches_add_up_to_the_batch():
     """A minibatch of m stands for the whole: unmoved, their gradients sum to m times its own."""
     loss, gradient = oracle("grpo")
     learner = learner_of("grpo", rate=0.0, minibatches=3, epochs=2)
-    state, metrics = learner.update(bigram_state(), annotated(), 0, 0)
+    state, metrics, _ = learner.update(bigram_state(), annotated(), 0, 0)
     close(state.optimizer["table"], 3 * 2 * gradient, 2e-5)
     assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
-    again, same = learner.update(bigram_state(), annotated(), 0, 0)
+    again, same, _ = learner.update(bigram_state(), annotated(), 0, 0)
     np.testing.assert_array_equal(again.optimizer["table"], state.optimizer["table"])
     assert same == metrics
     other = learner.update(bigram_state(), annotated(), 0, 1)[1]["gradient_norm"]
@@ -486,7 +487,7 @@ def test_second_epoch_moves_on_under_the_first_ones_scores():
     _, second = oracle("xrpo", TABLE - 2.0 * first)
     assert np.abs(second - first).max() > 0.01
     learner = learner_of("xrpo", rate=2.0, epochs=2)
-    state, _ = learner.update(bigram_state(), annotated(), 0, 0)
+    state, _, _ = learner.update(bigram_state(), annotated(), 0, 0)
     close(state.optimizer["table"], first + second, 1e-5)
     close(state.params["table"], TABLE - 2.0 * (first + second), 2e-5)
 
@@ -543,7 +544,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(name, value):
     """One old log-prob that is not a number, on a trained token of a mixed group."""
     batch = annotated()
     batch.old_logp[0, 0] = value
-    state, metrics = learner_of(name).update(bigram_state(), batch, 0, 0)
+    state, metrics, _ = learner_of(name).update(bigram_state(), batch, 0, 0)
     if np.isnan(value):
         assert metrics["skipped_updates"] == 1 and metrics["gradient_norm"] == 0
     if metrics["skipped_updates"]:
@@ -577,7 +578,7 @@ def test_warm_up_compiles_the_step_and_changes_nothing():
     for order in (None, SHUFFLED):
         compiles = Compiles()
         batch = learner.annotate(state.params, reference, make_batch(order))
-        state, _ = learner.update(state, batch, 0, len(counts))
+        state, _, _ = learner.update(state, batch, 0, len(counts))
         compiles.close()
         counts.append(compiles.count)
     assert counts == [1, 0]
@@ -597,10 +598,10 @@ def test_optimizer_warms_up_and_clips():
 
 def test_minibatches_of_whole_groups_part_no_prompt():
     batch = make_batch(SHUFFLED)
-    parts = update._minibatches(batch, True, 3, np.random.default_rng(0))
+    parts = batches.minibatches(batch, True, 3, np.random.default_rng(0))
     assert sorted(np.concatenate(parts)) == sorted(np.flatnonzero(batch.valid))
     groups = [set(batch.group[part]) for part in parts]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 4  # each in one part
-    rows = update._minibatches(batch, False, 3, np.random.default_rng(0))
+    rows = batches.minibatches(batch, False, 3, np.random.default_rng(0))
     groups = [set(batch.group[part]) for part in rows]
     assert sum(map(len, groups)) > 4
