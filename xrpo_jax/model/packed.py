@@ -11,6 +11,7 @@ prompt, in order · S = b P + n T places · D width · H query heads · K key-va
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -59,31 +60,80 @@ def forward(
         axis=2,
     )
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        def apart(flat: jax.Array) -> tuple[jax.Array, jax.Array]:
-            spread = moved(flat, slots, packed.place)
-            first, rest = spread[: prompts * columns], spread[prompts * columns :]
-            shape = flat.shape[1:]
-            return first.reshape(prompts, columns, *shape), rest.reshape(rows, width, *shape)
+    ways = (slots, packed.place, prompt_mask, row_mask, (cosine[0], sine[0]))
 
-        def behind(first: jax.Array, rest: jax.Array) -> jax.Array:
-            return jnp.concatenate([jnp.repeat(first, rows // prompts, axis=0), rest], axis=1)
+    def one_layer(x: jax.Array, weights: dict, ways: tuple) -> jax.Array:
+        *where, rotation = ways
+        attend = functools.partial(_attend_packed, packed.prompts.shape, packed.rows.shape, where)
+        return transformer.layer(config, weights, x, rotation, attend)
 
-        (query, row_query), (key, row_key), (value, row_value) = map(apart, (query, key, value))
-        out = attention(query, key, value, prompt_mask)
-        row_out = attention(row_query, behind(key, row_key), behind(value, row_value), row_mask)
-        shape = query.shape[2:]
-        out = jnp.concatenate([out.reshape(-1, *shape), row_out.reshape(-1, *shape)])
-        return moved(out, packed.place, slots)
+    lean = kept_as_bits(one_layer, remat)
 
     def body(x: jax.Array, weights: dict) -> tuple[jax.Array, None]:
-        return transformer.layer(config, weights, x, (cosine[0], sine[0]), attend), None
+        return lean(x, weights, ways), None
 
-    if remat == "layer":
-        body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the passes apart
     x = transformer.embed(params, packed.tokens, dtype)
     x, _ = lax.scan(body, x, params["layers"])
     return transformer.norm(x, params["final_norm"], config.rms_norm_eps)
+
+
+def _attend_packed(prompts, rows, where, query, key, value):
+    """Attention [M,H,E] of flat query [M,H,E], key and value [M,K,E]; the shapes of both parts."""
+    (prompts, columns), (rows, width) = prompts, rows
+    slots, place, prompt_mask, row_mask = where
+
+    def apart(flat: jax.Array) -> tuple[jax.Array, jax.Array]:
+        spread = moved(flat, slots, place)
+        first, rest = spread[: prompts * columns], spread[prompts * columns :]
+        shape = flat.shape[1:]
+        return first.reshape(prompts, columns, *shape), rest.reshape(rows, width, *shape)
+
+    def behind(first: jax.Array, rest: jax.Array) -> jax.Array:
+        return jnp.concatenate([jnp.repeat(first, rows // prompts, axis=0), rest], axis=1)
+
+    (query, row_query), (key, row_key), (value, row_value) = map(apart, (query, key, value))
+    out = attention(query, key, value, prompt_mask)
+    row_out = attention(row_query, behind(key, row_key), behind(value, row_value), row_mask)
+    shape = query.shape[2:]
+    out = jnp.concatenate([out.reshape(-1, *shape), row_out.reshape(-1, *shape)])
+    return moved(out, place, slots)
+
+
+def kept_as_bits(layer: Callable, remat: str) -> Callable:
+    """`layer(x, weights, ways)` with what its backward pass keeps as bits; for the body of a scan.
+
+    XLA's CPU backend has no bfloat16 update of a slice: it would convert the stack of all layers to
+    float32 and back for every layer that is added to it. `ways` are constants of the gradient.
+    """
+
+    @jax.custom_vjp
+    def lean(x, weights, ways):
+        return layer(x, weights, ways)
+
+    def forward(x, weights, ways):
+        if remat == "layer":
+            return layer(x, weights, ways), (_bits(x), weights, ways)
+        out, pull = jax.vjp(lambda x, weights: layer(x, weights, ways), x, weights)
+        return out, jax.tree.map(_bits, pull)
+
+    def backward(kept, cotangent):
+        if remat == "layer":
+            bits, weights, ways = kept
+            pull = jax.vjp(lambda x, weights: layer(x, weights, ways), _floats(bits), weights)[1]
+        else:
+            pull = jax.tree.map(_floats, kept)
+        return *pull(cotangent), None
+
+    lean.defvjp(forward, backward)
+    return lean
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _floats(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def padded(
