@@ -90,7 +90,7 @@ def _tiles(tile: int, table: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
     tile = min(tile, size)
     tiles = -(-size // tile)
     table = jnp.pad(table.astype(dtype), ((0, tiles * tile - size), (0, 0)))
-    return table.reshape(tiles, tile, -1), tile * jnp.arange(tiles)
+    return packing.to_bits(table.reshape(tiles, tile, -1)), tile * jnp.arange(tiles)
 
 
 def _zeros(target: jax.Array) -> jax.Array:
@@ -106,7 +106,8 @@ def _given(tile, temperature, hidden, table, target):
     size = len(table)
 
     def body(carry, part):
-        low, start = part
+        bits, start = part
+        low = packing.from_bits(bits)
         peak, total, weighed, chosen = carry
         scores = jnp.einsum("md,vd->mv", hidden, low, preferred_element_type=jnp.float32)
         scores = scores / temperature
@@ -144,7 +145,8 @@ def _given_backward(tile, temperature, kept, cotangents):
     flat = hidden.T
 
     def body(by_hidden, part):
-        (low, start) = part
+        bits, start = part
+        low = packing.from_bits(bits)
         # The vocabulary leads, so that no product but one has a transposed operand.
         scores = jnp.einsum("vd,dm->vm", low, flat, preferred_element_type=jnp.float32)
         logp = scores / temperature - log_sum[None]

@@ -68,9 +68,23 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
         settings.learning_rate / (settings.warmup + 1), settings.learning_rate, settings.warmup
     )
     return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
+        _clipped(settings.clip_norm),
         optax.adamw(rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay),
     )
+
+
+def _clipped(limit: float) -> optax.GradientTransformation:
+    """Gradients of a global norm up to `limit`.
+
+    A product with one number, where optax divides: XLA then makes the optimizer's step in one pass
+    over each array, without a clipped copy of the gradient.
+    """
+
+    def scaled(gradient, params=None):
+        factor = limit / jnp.maximum(optax.tree.norm(gradient), limit)
+        return jax.tree.map(lambda leaf: leaf * factor, gradient)
+
+    return optax.stateless(scaled)
 
 
 def make_learner(
