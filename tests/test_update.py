@@ -23,7 +23,8 @@ from xrpo_jax.explore.collect import Shape, pack
 from xrpo_jax.learn import batches, update
 from xrpo_jax.learn.batches import Schedule
 from xrpo_jax.learn.objective import loss
-from xrpo_jax.learn.update import OptimizerSettings, make_learner, make_optimizer
+from xrpo_jax.learn.optimizer import OptimizerSettings, make_optimizer
+from xrpo_jax.learn.update import make_learner
 from xrpo_jax.log import Compiles
 from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig

@@ -19,7 +19,8 @@ from xrpo_jax.config import EMBEDDED, Settings, VerifySettings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
 from xrpo_jax.explore.reward import grade_here, grade_of
 from xrpo_jax.learn.batches import Schedule
-from xrpo_jax.learn.update import Learner, make_learner, make_optimizer
+from xrpo_jax.learn.optimizer import make_optimizer
+from xrpo_jax.learn.update import Learner, make_learner
 from xrpo_jax.model import hf
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.source import Source, find

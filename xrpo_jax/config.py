@@ -23,7 +23,7 @@ from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.chat import TextSettings
 from xrpo_jax.explore.reward import RewardSettings, weighted
-from xrpo_jax.learn.update import OptimizerSettings
+from xrpo_jax.learn.optimizer import OptimizerSettings
 from xrpo_jax.log import write_whole
 from xrpo_jax.model.packed import REMAT
 from xrpo_jax.prompts import overlap, without

@@ -242,3 +242,19 @@ def empty(size: int, prompt_width: int, width: int, needs: frozenset[str]) -> Ba
         valid=flat,
         **dict.fromkeys(needs, wide),
     )
+
+
+# What the losses read of every batch; the rest is for the model or for the scores.
+READ = ("tokens", "length", "mask", "old_logp", "kind")
+
+
+def for_loss(batch: Batch, needs: frozenset[str]) -> Batch:
+    """The batch without what no part of the loss reads, so that its structure is known before."""
+    unread = {field.name for field in dataclasses.fields(Batch)} - {*READ, *needs}
+    return batch.replace(**dict.fromkeys(unread))
+
+
+def for_score(batch: Batch, deferred: bool) -> Batch:
+    """The batch without what only the model and the log read, or what is not known yet."""
+    batch = batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
+    return batch.replace(old_logp=None, old_entropy=None) if deferred else batch

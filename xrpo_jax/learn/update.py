@@ -26,29 +26,20 @@ from xrpo_jax.learn.batches import (
     Schedule,
     blank,
     empty,
+    for_loss,
+    for_score,
     micro_batches,
     minibatches,
     model_inputs,
     take,
 )
 from xrpo_jax.learn.groups import Groups
+from xrpo_jax.learn.metrics import metrics_of, spread_of
 from xrpo_jax.learn.objective import Learn, loss, score, sums_of
 from xrpo_jax.log import Clock
 from xrpo_jax.policy import Policy, packed_stats
 
 ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW; the warm-up counts updates."""
-
-    learning_rate: float = 3e-4
-    warmup: int = 5
-    clip_norm: float = 1.0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,31 +51,6 @@ class Learner:
     # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics, Batch); the state is consumed
     update: Callable
     warm_up: Callable  # (TrainState) -> jobs that compile everything a step can need
-
-
-def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """AdamW with a linear warm-up (in updates) and clipping by global norm."""
-    rate = optax.linear_schedule(
-        settings.learning_rate / (settings.warmup + 1), settings.learning_rate, settings.warmup
-    )
-    return optax.chain(
-        _clipped(settings.clip_norm),
-        optax.adamw(rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay),
-    )
-
-
-def _clipped(limit: float) -> optax.GradientTransformation:
-    """Gradients of a global norm up to `limit`.
-
-    A product with one number, where optax divides: XLA then makes the optimizer's step in one pass
-    over each array, without a clipped copy of the gradient.
-    """
-
-    def scaled(gradient, params=None):
-        factor = limit / jnp.maximum(optax.tree.norm(gradient), limit)
-        return jax.tree.map(lambda leaf: leaf * factor, gradient)
-
-    return optax.stateless(scaled)
 
 
 def make_learner(
@@ -209,7 +175,7 @@ def make_learner(
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
         with clock("score"):
-            scores = jax.device_get(score_of(put(_for_score(batch, deferred), meshes.rows)))
+            scores = jax.device_get(score_of(put(for_score(batch, deferred), meshes.rows)))
         report = {name: values[batch.valid > 0] for name, values in scores.report.items()}
         scores = scores.replace(report={})
         draw = rng.host(seed, step, "minibatch")
@@ -234,7 +200,7 @@ def make_learner(
         norms = []
         for number, rows in enumerate(updates):
             own = put(np.bool_(deferred and number == 0), meshes.everywhere)
-            read, total, found = _for_loss(batch, learn), zeros(state.params), []
+            read, total, found = for_loss(batch, learn.needs), zeros(state.params), []
             for part in micro_batches(batch, rows[pulling[rows]], schedule):
                 arguments = (
                     state.params,
@@ -256,7 +222,7 @@ def make_learner(
             sums, norm = jax.device_get((sums, norm))
             norms.append(float(norm))
             totals = {name: totals[name] + float(sums[name]) for name in names}
-        return state, _metrics(totals, norms, scores, schedule.epochs) | _spread(report), batch
+        return state, metrics_of(totals, norms, scores, schedule.epochs) | spread_of(report), batch
 
     def warm_up(state: TrainState) -> list[Callable]:
         def like(tree, where):
@@ -272,7 +238,7 @@ def make_learner(
             batch = empty(1, prompt_width, width, learn.needs)
             part = blank(schedule, prompt_width, width)
             scores = Scores(advantage=batch.mask, weight=batch.mask, accuracy=batch.mask[:, 0])
-            read = take((_for_loss(batch, learn), scores), part)
+            read = take((for_loss(batch, learn.needs), scores), part)
             return like((model_inputs(batch, part), *read), meshes.rows)
 
         def annotating(*widths: int) -> None:
@@ -324,47 +290,3 @@ def _fill(into: TokenStats, part: MicroBatch, stats: TokenStats) -> None:
     for whole, values in zip(jax.tree.leaves(into), jax.tree.leaves(stats), strict=True):
         whole[part.rows[filled]] = 0.0
         whole[part.rows[filled], :width] = np.asarray(values)[filled]
-
-
-# What the losses read of every batch; the rest is for the model or for the scores.
-READ = ("tokens", "length", "mask", "old_logp", "kind")
-
-
-def _for_loss(batch: Batch, learn: Learn) -> Batch:
-    """The batch without what no part of the loss reads, so that its structure is known before."""
-    unread = {field.name for field in dataclasses.fields(Batch)} - {*READ, *learn.needs}
-    return batch.replace(**dict.fromkeys(unread))
-
-
-def _for_score(batch: Batch, deferred: bool) -> Batch:
-    """The batch without what only the model and the log read, or what is not known yet."""
-    batch = batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
-    return batch.replace(old_logp=None, old_entropy=None) if deferred else batch
-
-
-def _metrics(
-    totals: dict[str, float], norms: list[float], scores: Scores, epochs: int
-) -> dict[str, float]:
-    tokens = max(totals["tokens"], 1.0)
-    finite = [norm for norm in norms if np.isfinite(norm)]
-    means = {name: total / tokens for name, total in totals.items() if name != "tokens"}
-    return means | {
-        "loss": totals["loss"] / epochs,
-        "gradient_norm": float(np.mean(finite)) if finite else 0.0,
-        "skipped_updates": float(len(norms) - len(finite)),
-        "empty_batch": float(not np.any(scores.weight)),
-        "advantage_max": float(np.max(np.abs(scores.advantage), initial=0.0)),
-    }
-
-
-def _spread(report: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean, least and largest finite value over rows of what the score's parts report."""
-    metrics = {}
-    for name, values in report.items():
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            metrics[name] = float(finite.mean())
-            metrics[f"{name}_low"], metrics[f"{name}_high"] = map(
-                float, (finite.min(), finite.max())
-            )
-    return metrics
