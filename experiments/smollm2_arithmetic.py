@@ -25,7 +25,6 @@ def get_config(mode: str = "") -> settings.ConfigDict:
     config.task.name = "sums"
     config.task.size = 480  # few enough that the 166 one-digit questions are a third
     config.model.dtype = "bfloat16"
-    config.model.remat = True  # costs no time on a CPU and saves memory
     config.rollout.prompts = 8
     config.rollout.group = 8
     # The longest question has 50 tokens with the template; two solved ones before it about 110.

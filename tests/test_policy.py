@@ -105,7 +105,7 @@ def test_sharing_a_prompt_changes_nothing(params):
     """Stats and gradient of rows that hold a prompt each."""
     alone = (PROMPT.repeat(SHARE, axis=0), PROMPT_LENGTH.repeat(SHARE), TOKENS, LENGTH)
     same(compiled(BASE)(params, *INPUTS), compiled(BASE)(params, *alone))
-    with pytest.raises(ValueError, match="do not continue prompts"):
+    with pytest.raises(ValueError, match="do not continue 2 prompts"):
         token_stats(BASE, params, PROMPT[:2], PROMPT_LENGTH[:2], TOKENS[:5], LENGTH[:5])
 
 
@@ -139,12 +139,12 @@ def test_padding_is_zero_and_without_effect(params):
         np.testing.assert_array_equal(left, right)
 
 
-def test_chunks_and_rematerialisation_change_nothing(params):
-    """Stats and gradient, where the last chunk has 1 of the 9 positions; stats, where it has 2."""
+def test_tiles_and_rematerialisation_change_nothing(params):
+    """Stats and gradient, where the last tile has 4 of the 24 entries; stats, where none has."""
     wanted = compiled(BASE)(params, *INPUTS)
-    other = compiled(dataclasses.replace(BASE, chunk=4, remat=True))
+    other = compiled(dataclasses.replace(BASE, tile=10, remat="layer"))
     same(wanted, other(params, *INPUTS), 1e-5)
-    last = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, chunk=7)))
+    last = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, tile=12)))
     same(wanted[1], last(params, *INPUTS))
 
 
@@ -160,23 +160,49 @@ def test_bfloat16_computes_near_and_returns_float32(params):
 
 
 @pytest.fixture
-def given(monkeypatch):
-    """(logp, entropy) f32[n] by `token_stats` of given logits [n,V] at ids i[n], one a row."""
+def given():
+    """(logp, entropy) f32[n] by `policy.given` of given logits [n,V] at ids i[n]."""
 
-    def continued(params, *_, **__):
-        return params, jnp.zeros_like(params)
-
-    monkeypatch.setattr(policy.transformer, "continued", continued)
-    monkeypatch.setattr(policy.transformer, "logits", lambda params, _, hidden: hidden)
-
-    def stats(logits, ids, temperature=1.0):
-        ids = jnp.asarray(ids)[:, None]
-        one = jnp.ones(len(ids), jnp.int32)
-        at = Policy(model=MODEL, temperature=temperature)
-        found = token_stats(at, jnp.asarray(logits)[:, None], jnp.zeros_like(ids), one, ids, one)
-        return found.logp[:, 0], found.entropy[:, 0]
+    def stats(logits, ids, temperature=1.0, tile=3):
+        found = [
+            # A model of width 1, whose table of the vocabulary is the row of logits.
+            policy.given(
+                tile, temperature, jnp.ones((1, 1)), row[:, None], jnp.asarray(ids)[i : i + 1]
+            )
+            for i, row in enumerate(jnp.asarray(logits))
+        ]
+        return tuple(jnp.concatenate(values) for values in zip(*found, strict=True))
 
     return stats
+
+
+@pytest.mark.parametrize("tile", [5, 8, 4096])
+@pytest.mark.parametrize("read", ["logp", "entropy", "both"])
+def test_given_tokens_against_the_formulas(tile, read):
+    """Values and gradients in float64: p - 1 of the token, and p (log p + H) of the entropy."""
+    draws = np.random.default_rng(2)
+    hidden, table = draws.standard_normal((6, 4)), 2 * draws.standard_normal((16, 4))
+    target = draws.integers(0, 16, 6)
+    by_logp, by_entropy = draws.standard_normal((2, 6))
+    by_logp, by_entropy = by_logp * (read != "entropy"), by_entropy * (read != "logp")
+
+    def total(hidden, table):
+        logp, entropy = policy.given(tile, 0.7, hidden, table, jnp.asarray(target))
+        first = jnp.sum(logp * by_logp) if read != "entropy" else 0.0
+        return first + (jnp.sum(entropy * by_entropy) if read != "logp" else 0.0), (logp, entropy)
+
+    arrays = (jnp.asarray(hidden, jnp.float32), jnp.asarray(table, jnp.float32))
+    (by_hidden, by_table), (found, spread) = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(
+        *arrays
+    )
+    scores = hidden @ table.T / 0.7
+    logp = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    chance = np.exp(logp)
+    entropy = -(chance * logp).sum(axis=1)
+    same((found, spread), (logp[np.arange(6), target], entropy), 5e-6)
+    pull = (np.eye(16)[target] - chance) * by_logp[:, None]
+    pull = (pull - chance * (logp + entropy[:, None]) * by_entropy[:, None]) / 0.7
+    same((by_hidden, by_table), (pull @ table, pull.T @ hidden), 2e-5)
 
 
 def test_temperature_divides_logits(given):

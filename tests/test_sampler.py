@@ -46,6 +46,7 @@ def make(
     lanes=1,
     chunk=8,
     new=NEW,
+    stops=STOPS,
 ):
     """A draw with the parameters bound; each other setting is a compilation of seconds."""
     sampler = Sampler(
@@ -56,7 +57,7 @@ def make(
         slots=slots,
         lengths=lengths,
         max_new_tokens=new,
-        stop_ids=STOPS,
+        stop_ids=stops,
         lanes=lanes,
         chunk=chunk,
     )
@@ -144,10 +145,10 @@ LONG = 60  # tokens, so that a cache has several lengths: 32, 48 and 80
 
 
 def long_rows(**settings):
-    """28 rows of up to 60 tokens through few slots, by the stop tokens or a limit of their own."""
-    row, index = np.arange(28) % 5, np.arange(28)
-    limit = np.where(index % 3, LONG, 1 + index)
-    return make(new=LONG, **settings)(PROMPTS, row, keys(row, index), limit)
+    """70 rows of up to 60 tokens, the long ones first, by one stop token or a limit of their own."""
+    row, index = np.arange(70) % 5, np.arange(70)
+    limit = np.where((index % 3 == 0) | (index > 20), 3, LONG)
+    return make(new=LONG, stops=STOPS[:1], **settings)(PROMPTS, row, keys(row, index), limit)
 
 
 def test_caches_that_grow_and_shrink_and_fewer_rows_change_nothing(monkeypatch):
@@ -159,12 +160,12 @@ def test_caches_that_grow_and_shrink_and_fewer_rows_change_nothing(monkeypatch):
         return fit(mesh, lane, place, length)
 
     assert make(new=LONG).func.sampler.cache_lengths == (32, 48, 80)
-    expected = long_rows(slots=28)
+    expected = long_rows(slots=70)
     assert expected.stopped.any() and (expected.length > 40).any()
     monkeypatch.setattr(sampler_module.lanes, "fit", watched)
-    assert_same(long_rows(slots=16, chunk=4), expected)
+    assert_same(long_rows(slots=8, chunk=4), expected)
     assert_same(long_rows(slots=32, lanes=2, chunk=5), expected)
-    assert resized == {(1, False), (-1, False), (0, True)}
+    assert resized >= {(1, False), (-1, False), (0, True)}
 
 
 def test_a_finished_row_s_slot_goes_to_the_next_row():
@@ -179,7 +180,7 @@ def test_a_finished_row_s_slot_goes_to_the_next_row():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler_module.Draw, "_advance", watched)
-        make(slots=3, chunk=3, new=12)(PROMPTS, row, keys(row, index), limit)
+        make(slots=3, chunk=3, new=12, stops=())(PROMPTS, row, keys(row, index), limit)
     assert ran == [3, 3, 3, 3]
 
 

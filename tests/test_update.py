@@ -18,14 +18,17 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax.algorithms import base
-from xrpo_jax.arrays import Batch, TokenStats, TrainState
+from xrpo_jax.arrays import Batch, Scores, TokenStats, TrainState
 from xrpo_jax.explore.collect import Shape, pack
-from xrpo_jax.learn import update
-from xrpo_jax.learn.update import OptimizerSettings, Schedule, make_learner, make_optimizer
+from xrpo_jax.learn import batches, update
+from xrpo_jax.learn.batches import Schedule
+from xrpo_jax.learn.objective import loss
+from xrpo_jax.learn.optimizer import OptimizerSettings, make_optimizer
+from xrpo_jax.learn.update import make_learner
 from xrpo_jax.log import Compiles
 from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.policy import Policy, token_stats
+from xrpo_jax.policy import Policy, packed_stats, token_stats
 from xrpo_jax.types import Progress, Rollout, Verdict
 
 NAMES = base.names()
@@ -50,18 +53,16 @@ TRANSFORMER = Policy(
 )
 
 
-def bigram_stats(params, prompt, prompt_length, tokens, length):
-    """`token_stats` of the table of bigram logits."""
-    last = jnp.take_along_axis(prompt, jnp.maximum(prompt_length - 1, 0)[:, None], axis=1)
-    last = jnp.repeat(last, len(tokens) // len(prompt), axis=0)
-    before = jnp.concatenate([last, tokens[:, :-1]], axis=1)
+def bigram_stats(params, packed):
+    """`packed_stats` of the table of bigram logits."""
+    target, before = packed.tokens[: len(packed.before)], packed.tokens[packed.before]
     logp = jax.nn.log_softmax(params["table"], axis=-1)
     entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
-    real = jnp.arange(tokens.shape[1])[None, :] < length[:, None]
-    return TokenStats(
-        logp=jnp.where(real, logp[before, tokens], 0.0),
-        entropy=jnp.where(real, entropy[before], 0.0),
-    )
+
+    def in_rows(flat):
+        return jnp.where(packed.rows >= 0, flat[jnp.maximum(packed.rows, 0)], 0.0)
+
+    return TokenStats(logp=in_rows(logp[before, target]), entropy=in_rows(entropy[before]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,10 +72,10 @@ def quick(tmp_path_factory):
     Learners share most of their programs, which the compilation cache finds by their text.
     """
 
-    def either(policy, params, *rows):
+    def either(policy, params, packed):
         if policy == BIGRAM:
-            return bigram_stats(params, *rows)
-        return token_stats(policy, params, *rows)
+            return bigram_stats(params, packed)
+        return packed_stats(policy, params, packed)
 
     settings = {
         "jax_disable_most_optimizations": (True, False),
@@ -82,7 +83,7 @@ def quick(tmp_path_factory):
         "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update, "token_stats", either)
+        patch.setattr(update, "packed_stats", either)
         for name, (here, _) in settings.items():
             jax.config.update(name, here)
         compilation_cache.reset_cache()
@@ -196,18 +197,29 @@ def recording(rate):
 
 @functools.cache
 def learner_of(
-    name, devices=1, rows=SLOTS, share=4, *, rate=1.0, policy=BIGRAM, settings=(), **schedule
+    name,
+    devices=1,
+    rows=SLOTS,
+    share=4,
+    *,
+    rate=1.0,
+    policy=BIGRAM,
+    settings=(),
+    deferred=False,
+    **schedule,
 ):
     """The learner of an algorithm on some devices, compiled once for all tests."""
     usual = {"minibatches": 1, "epochs": 1, "groups": 5}
     usual |= {"prompt_lengths": (PROMPT,), "lengths": (COLUMNS,)}
     schedule = Schedule(**(usual | schedule), rows=rows, share=share)
     learn = base.make(name, BUDGET, **dict(settings)).learn
-    return make_learner(learn, policy, recording(rate), schedule, meshes.make(devices))
+    mesh = meshes.make(devices)
+    return make_learner(learn, policy, recording(rate), schedule, mesh, deferred=deferred)
 
 
 def state_of(params, devices=1):
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    # Copies, since an update consumes the state it is given.
+    params = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
     state = TrainState(params=params, optimizer=jax.tree.map(jnp.zeros_like, params))
     return jax.device_put(state, meshes.everywhere(meshes.make(devices)))
 
@@ -247,7 +259,7 @@ def test_devices_micro_batches_and_order_give_the_oracles_update(name):
     results = []
     for place, order in zip(PLACES, [None, SHUFFLED, SHUFFLED[::-1]], strict=True):
         batch, start = annotated(order), bigram_state(place[0])
-        state, metrics = learner_of(name, *place).update(start, batch, 0, 0)
+        state, metrics, _ = learner_of(name, *place).update(start, batch, 0, 0)
         results.append((state.optimizer["table"], state.params["table"]))
         close(results[-1][0], gradient, 3e-6)
         close(results[-1][1], TABLE - gradient, 3e-6)
@@ -265,7 +277,7 @@ def test_all_masked_batch_changes_nothing(name, devices, rows, share):
     """Rows without a trained token, and no row at all: loss 0, gradient 0, counted, no NaN."""
     batch = annotated(mask=np.zeros_like(RAGGED.mask))
     for valid in (batch.valid, np.zeros_like(batch.valid)):
-        state, metrics = learner_of(name, devices, rows, share).update(
+        state, metrics, _ = learner_of(name, devices, rows, share).update(
             bigram_state(devices), batch.replace(valid=valid), 0, 0
         )
         assert metrics["empty_batch"] == 1 and metrics["loss"] == 0
@@ -305,10 +317,21 @@ def transformer():
 
 
 @pytest.mark.parametrize(
-    "name, place", [("xrpo", (1, 16, 8)), ("grpo", (2, 4, 2)), ("xrpo", (8, 8, 1))]
+    "name, place, schedule",
+    [
+        ("xrpo", (1, 16, 8), {}),
+        ("grpo", (2, 4, 2), {}),
+        ("xrpo", (8, 8, 1), {}),
+        (
+            "gspo",
+            (1, 16, 4),
+            {"tokens": 48, "lengths": (3, COLUMNS), "prompt_lengths": (3, PROMPT)},
+        ),
+        ("dapo", (2, 16, 4), {"tokens": 80}),
+    ],
 )
-def test_transformer_update_is_the_oracles(transformer, name, place):
-    """To 1e-6, so it is the same on 1, 2 and 8 devices, and with and without shared prompts."""
+def test_transformer_update_is_the_oracles(transformer, name, place, schedule):
+    """To 1e-6, so it is the same on 1, 2 and 8 devices, with and without shared prompts, packed."""
     current, batch, stats_and_pull = transformer
     params = state_of(current).params
     logp, _ = stats_and_pull(params, np.zeros_like(batch.old_logp))
@@ -324,8 +347,8 @@ def test_transformer_update_is_the_oracles(transformer, name, place):
     by_logp = np.zeros_like(batch.old_logp)
     by_logp[:count] = oracles.gradient(oracles.LOSSES[name], rows)
     _, wanted = stats_and_pull(params, by_logp)
-    learner = learner_of(name, *place, policy=TRANSFORMER)
-    state, metrics = learner.update(state_of(current, place[0]), batch, 0, 0)
+    learner = learner_of(name, *place, policy=TRANSFORMER, **schedule)
+    state, metrics, _ = learner.update(state_of(current, place[0]), batch, 0, 0)
     assert metrics["loss"] == pytest.approx(oracles.LOSSES[name](rows), abs=2e-6)
     assert metrics["entropy"] > 1
     for (path, gradient), leaf in zip(
@@ -353,7 +376,7 @@ def test_annotation_by_old_and_reference_policy(name, settings):
     close(batch.old_entropy[:count], cut(ROWS.old_entropy), 1e-5)
     close(batch.ref_entropy[:count], cut(ROWS.reference_entropy), 1e-5)
     assert not np.any(batch.old_logp[count:]) and not np.any(batch.ref_logp[count:])
-    state, metrics = learner.update(bigram_state(2), batch, 0, 0)
+    state, metrics, _ = learner.update(bigram_state(2), batch, 0, 0)
     loss, gradient = oracle(name, **settings)
     assert np.abs(gradient - oracle(name)[1]).max() > 1e-3
     assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
@@ -362,9 +385,11 @@ def test_annotation_by_old_and_reference_policy(name, settings):
 
 def test_logged_numbers():
     rows = ROWS
-    _, metrics = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
+    _, metrics, _ = learner_of("grpo").update(bigram_state(), annotated(), 0, 0)
     advantage, ratio = oracles.group_z(rows.reward, rows.group), oracles.token_ratio(rows)
-    places = [(i, t) for i in range(rows.number) for t in rows.tokens(i)]
+    # Means are over the rows that a gradient comes from.
+    assert 0 < np.sum(np.asarray(advantage) != 0) < rows.number
+    places = [(i, t) for i in range(rows.number) if advantage[i] for t in rows.tokens(i)]
     clipped = [
         oracles.ppo(ratio[i][t], advantage[i], 0.2, 0.2) < ratio[i][t] * advantage[i]
         for i, t in places
@@ -374,6 +399,77 @@ def test_logged_numbers():
     kl = np.mean([oracles.k3(rows.old[i, t] - rows.now[i, t]) for i, t in places])
     assert metrics["kl_old"] == pytest.approx(kl, rel=1e-4)
     assert metrics["advantage_max"] == pytest.approx(np.abs(advantage).max(), rel=1e-5)
+
+
+# --- what need not be computed ----------------------------------------------------------------
+
+
+def defers(name):
+    return not base.make(name, BUDGET).learn.reads_old_logp
+
+
+def test_which_scores_read_old_log_probs():
+    """XRPO's novelty, ReCo's weights and Critique-GRPO's log; all others wait for the forward."""
+    assert {name for name in NAMES if not defers(name)} == {
+        "xrpo", "xrpo_token", "reco", "critique_grpo"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="deferred=True; allowed: False"):
+        learner_of("xrpo", deferred=True)
+
+
+@pytest.mark.parametrize("minibatches, epochs", [(1, 1), (1, 2), (3, 2)])
+@pytest.mark.parametrize("name", [name for name in NAMES if defers(name)])
+def test_old_log_probs_of_the_first_forward_are_those_of_annotation(name, minibatches, epochs):
+    """The same update and log, without a pass before it; the batch comes back annotated."""
+    found = []
+    for deferred in (False, True):
+        learner = learner_of(
+            name, rate=0.3, minibatches=minibatches, epochs=epochs, deferred=deferred
+        )
+        state = bigram_state()
+        reference = bigram_state(table=REFERENCE_TABLE).params
+        batch = learner.annotate(state.params, reference, make_batch())
+        assert deferred == np.isnan(batch.old_logp).all() == np.isnan(batch.old_entropy).all()
+        found.append(learner.update(state, batch, 0, 0))
+    (state, metrics, batch), (same, also, filled) = found
+    assert np.abs(np.asarray(state.params["table"]) - TABLE).max() > 1e-3
+    close(same.params["table"], state.params["table"], 2e-6)
+    assert also == pytest.approx(metrics, abs=2e-5, rel=1e-4)
+    seen = np.isfinite(filled.old_logp).all(axis=1)
+    penalties = bool(base.make(name, BUDGET).learn.penalties)
+    assert seen.sum() > 4 and (penalties <= seen[: len(RAGGED.mask)].all())
+    close(filled.old_logp[seen], batch.old_logp[seen], 1e-6)
+    close(filled.old_entropy[seen], batch.old_entropy[seen], 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_without_advantage_has_no_gradient(name):
+    """What lets the learner leave it out, where no penalty is."""
+    learn, batch = base.make(name, BUDGET).learn, jax.tree.map(jnp.asarray, annotated())
+    scores = Scores(
+        advantage=jnp.zeros_like(batch.mask), weight=batch.mask, accuracy=batch.valid * 0.5
+    )
+
+    @jax.jit
+    def gradient(logp, entropy):
+        def total(stats):
+            return loss(learn, stats, batch, scores)[0]
+
+        return jax.grad(total)(TokenStats(logp=logp, entropy=entropy))
+
+    found = jax.tree.leaves(gradient(batch.old_logp + 0.3 * batch.mask, batch.old_entropy))
+    assert learn.penalties or not any(np.any(leaf) for leaf in found)
+
+
+@pytest.mark.parametrize("name, computed", [("grpo", False), ("grpo_entropy", True)])
+def test_rows_without_advantage_are_left_out_where_there_is_no_penalty(name, computed):
+    learner = learner_of(name, deferred=True)
+    state = bigram_state()
+    batch = learner.annotate(state.params, None, make_batch())
+    advantage = np.asarray(oracles.group_z(RAGGED.reward, RAGGED.group))
+    _, _, filled = learner.update(state, batch, 0, 0)
+    seen = np.isfinite(filled.old_logp[: len(RAGGED.mask)]).all(axis=1)
+    np.testing.assert_array_equal(seen, (advantage != 0) | computed)
 
 
 # --- EOS and padding ----------------------------------------------------------------------------
@@ -399,7 +495,7 @@ def test_eos_is_trained_where_it_is_also_the_padding():
     )
     packed = pack(progress, list(progress.rollouts), shape)
     batch = learner_of("grpo").annotate(bigram_state().params, None, packed)
-    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    state, _, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     gradient = np.asarray(state.optimizer["table"])
     # On policy the gradient of a row's token is -A / (rows x tokens), times 1 - p of the token.
     chance = np.exp(TABLE[5, 0]) / np.exp(TABLE[5]).sum()
@@ -411,14 +507,14 @@ def test_eos_is_trained_where_it_is_also_the_padding():
 def test_padding_tokens_and_lengths_do_not_matter():
     """Other tokens and old log-probs under the padding, and micro-batches of several lengths."""
     batch = annotated()
-    state, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
+    state, _, _ = learner_of("grpo").update(bigram_state(), batch, 0, 0)
     padding = np.arange(COLUMNS)[None] >= batch.length[:, None]
     other = batch.replace(
         prompt=np.where(np.arange(PROMPT) >= batch.prompt_length[:, None], 5, batch.prompt),
         tokens=np.where(padding, 7, batch.tokens),
         old_logp=np.where(padding, 9, batch.old_logp),
     )
-    same, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
+    same, _, _ = learner_of("grpo").update(bigram_state(), other, 0, 0)
     np.testing.assert_array_equal(same.optimizer["table"], state.optimizer["table"])
     assert {4, 7} < set(batch.length.tolist()) and batch.length.max() == COLUMNS  # to the brim
     cut_short = learner_of("grpo", prompt_lengths=(3, PROMPT), lengths=(4, COLUMNS))
@@ -441,27 +537,74 @@ def test_a_row_too_long_for_every_micro_batch_is_an_error(widths, message):
         learner_of("grpo", **widths).update(bigram_state(), annotated(), 0, 0)
 
 
-def test_rows_of_a_micro_batch_share_their_prompt():
-    """Every row once, blocks of one prompt, padding only at a block's end."""
-    schedule = Schedule(
-        minibatches=1, epochs=1, rows=8, share=4, prompt_lengths=(3, 4), lengths=(5, 7), groups=5
-    )
+def schedule_of(**given):
+    usual = {"minibatches": 1, "epochs": 1, "rows": 8, "share": 4, "groups": 5}
+    return Schedule(**(usual | {"prompt_lengths": (3, 4), "lengths": (3, 7)} | given))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        schedule_of(),
+        schedule_of(tokens=35),  # fewer than 8 rows may have
+        schedule_of(devices=2, rows=16, share=2, tokens=60, lengths=(7,)),
+    ],
+    ids=["by rows", "by tokens", "devices"],
+)
+def test_micro_batches_hold_every_row_once_behind_its_prompt(schedule):
+    """Blocks of one prompt within the buffer; from it every token can be read back."""
     batch = make_batch(SHUFFLED)
-    parts = update.micro_batches(batch, np.flatnonzero(batch.valid), schedule)
+    parts = batches.micro_batches(batch, np.flatnonzero(batch.valid), schedule)
     rows = np.concatenate([part.rows for part in parts])
     assert sorted(rows[rows >= 0]) == sorted(SHUFFLED)
     shared = 0
     for part in parts:
-        assert len(part.rows) == 8
-        for block in part.rows.reshape(-1, 4):
-            members = block[block >= 0]
-            assert (block[: len(members)] >= 0).all()
-            shared += max(len(members) - 1, 0)
-            assert len(np.unique(batch.prompt[members], axis=0)) == min(len(members), 1)
-        real = part.rows[part.rows >= 0]
-        assert batch.length[real].max() <= part.width
-        assert batch.prompt_length[real].max() <= part.prompt_width
+        assert len(part.rows) == schedule.places(part.width)
+        assert (part.prompt_width, part.width) in schedule.shapes()
+        packed = batches.model_inputs(batch, part)
+        assert packed.tokens.shape == (schedule.devices * schedule.slots(part.prompt_width),)
+        blank = batches.model_inputs(batch, batches.blank(schedule, part.prompt_width, part.width))
+        assert jax.tree.map(np.shape, packed) == jax.tree.map(np.shape, blank)
+        each = jax.tree.map(lambda leaf: np.split(leaf, schedule.devices), packed)
+        blocks = np.split(part.rows.reshape(-1, schedule.share), schedule.devices)
+        for device, mine in enumerate(blocks):
+            here = jax.tree.map(
+                lambda leaf, device=device: leaf[device],
+                each,
+                is_leaf=lambda leaf: isinstance(leaf, list),
+            )
+            used = np.flatnonzero(here.place >= 0)
+            slots = np.concatenate([here.prompts.reshape(-1), here.rows.reshape(-1)])
+            np.testing.assert_array_equal(slots[here.place[used]], used)
+            assert (slots >= 0).sum() == len(used)
+            for block, prompt in zip(mine, here.prompts, strict=True):
+                members = block[block >= 0]
+                assert (block[: len(members)] >= 0).all()
+                shared += max(len(members) - 1, 0)
+                assert len(np.unique(batch.prompt[members], axis=0)) == min(len(members), 1)
+                for row in members[:1]:
+                    slots = prompt[: batch.prompt_length[row]]
+                    assert (prompt[batch.prompt_length[row] :] == -1).all()
+                    real = batch.prompt[row, : batch.prompt_length[row]]
+                    np.testing.assert_array_equal(here.tokens[slots], real)
+                    np.testing.assert_array_equal(here.positions[slots], np.arange(len(real)))
+            for number, row in enumerate(mine.reshape(-1)):
+                length = batch.length[row] if row >= 0 else 0
+                slots = here.rows[number]
+                assert (slots[length:] == -1).all()
+                if length:
+                    start, slots = batch.prompt_length[row], slots[:length]
+                    tokens = batch.tokens[row, :length]
+                    np.testing.assert_array_equal(here.tokens[slots], tokens)
+                    np.testing.assert_array_equal(here.positions[slots], start + np.arange(length))
+                    before = np.concatenate([batch.prompt[row, start - 1 : start], tokens[:-1]])
+                    np.testing.assert_array_equal(here.tokens[here.before[slots]], before)
     assert shared >= 2
+
+
+def test_a_buffer_too_small_for_a_block_is_an_error():
+    with pytest.raises(ValueError, match="micro_tokens=31; allowed: 0, or at least 32"):
+        schedule_of(tokens=31).slots(4)
 
 
 # --- several updates of a batch -------------------------------------------------------------------
@@ -471,10 +614,10 @@ def test_minibatches_add_up_to_the_batch():
     """A minibatch of m stands for the whole: unmoved, their gradients sum to m times its own."""
     loss, gradient = oracle("grpo")
     learner = learner_of("grpo", rate=0.0, minibatches=3, epochs=2)
-    state, metrics = learner.update(bigram_state(), annotated(), 0, 0)
+    state, metrics, _ = learner.update(bigram_state(), annotated(), 0, 0)
     close(state.optimizer["table"], 3 * 2 * gradient, 2e-5)
     assert metrics["loss"] == pytest.approx(loss, abs=2e-6)
-    again, same = learner.update(bigram_state(), annotated(), 0, 0)
+    again, same, _ = learner.update(bigram_state(), annotated(), 0, 0)
     np.testing.assert_array_equal(again.optimizer["table"], state.optimizer["table"])
     assert same == metrics
     other = learner.update(bigram_state(), annotated(), 0, 1)[1]["gradient_norm"]
@@ -486,7 +629,7 @@ def test_second_epoch_moves_on_under_the_first_ones_scores():
     _, second = oracle("xrpo", TABLE - 2.0 * first)
     assert np.abs(second - first).max() > 0.01
     learner = learner_of("xrpo", rate=2.0, epochs=2)
-    state, _ = learner.update(bigram_state(), annotated(), 0, 0)
+    state, _, _ = learner.update(bigram_state(), annotated(), 0, 0)
     close(state.optimizer["table"], first + second, 1e-5)
     close(state.params["table"], TABLE - 2.0 * (first + second), 2e-5)
 
@@ -543,7 +686,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(name, value):
     """One old log-prob that is not a number, on a trained token of a mixed group."""
     batch = annotated()
     batch.old_logp[0, 0] = value
-    state, metrics = learner_of(name).update(bigram_state(), batch, 0, 0)
+    state, metrics, _ = learner_of(name).update(bigram_state(), batch, 0, 0)
     if np.isnan(value):
         assert metrics["skipped_updates"] == 1 and metrics["gradient_norm"] == 0
     if metrics["skipped_updates"]:
@@ -577,7 +720,7 @@ def test_warm_up_compiles_the_step_and_changes_nothing():
     for order in (None, SHUFFLED):
         compiles = Compiles()
         batch = learner.annotate(state.params, reference, make_batch(order))
-        state, _ = learner.update(state, batch, 0, len(counts))
+        state, _, _ = learner.update(state, batch, 0, len(counts))
         compiles.close()
         counts.append(compiles.count)
     assert counts == [1, 0]
@@ -597,10 +740,10 @@ def test_optimizer_warms_up_and_clips():
 
 def test_minibatches_of_whole_groups_part_no_prompt():
     batch = make_batch(SHUFFLED)
-    parts = update._minibatches(batch, True, 3, np.random.default_rng(0))
+    parts = batches.minibatches(batch, True, 3, np.random.default_rng(0))
     assert sorted(np.concatenate(parts)) == sorted(np.flatnonzero(batch.valid))
     groups = [set(batch.group[part]) for part in parts]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 4  # each in one part
-    rows = update._minibatches(batch, False, 3, np.random.default_rng(0))
+    rows = batches.minibatches(batch, False, 3, np.random.default_rng(0))
     groups = [set(batch.group[part]) for part in rows]
     assert sum(map(len, groups)) > 4

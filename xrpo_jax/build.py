@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from xrpo_jax import mesh, tokenizer
@@ -17,7 +18,9 @@ from xrpo_jax.chat import Chat, make_chat
 from xrpo_jax.config import EMBEDDED, RolloutSettings, Settings, VerifySettings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
 from xrpo_jax.explore.reward import grade_here, grade_of
-from xrpo_jax.learn.update import Learner, Schedule, make_learner, make_optimizer
+from xrpo_jax.learn.batches import Schedule
+from xrpo_jax.learn.optimizer import make_optimizer
+from xrpo_jax.learn.update import Learner, make_learner
 from xrpo_jax.model import hf
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.source import Source, find
@@ -123,19 +126,24 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
             temperature=rollout.temperature,
             dtype=settings.model.dtype,
             remat=settings.model.remat,
-            chunk=settings.model.logits_chunk,
+            tile=settings.model.logits_tile,
         ),
         optimizer,
         Schedule(
             minibatches=settings.train.minibatches,
             epochs=settings.train.epochs,
             rows=settings.train.micro_batch,
+            tokens=settings.train.micro_tokens,
             share=settings.train.share,
             prompt_lengths=lengths if seeder.trains_seeded else lengths[:1],
             lengths=_completion_lengths(settings),
             groups=min(planner.slots(rollout.prompts), shape.rows),
         ),
         devices,
+        deferred=not (
+            algorithm.learn.reads_old_logp
+            or getattr(algorithm.explore.values, "reads_old_logp", False)
+        ),
     )
     parts = Parts(
         facts={
@@ -158,8 +166,8 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         draw=draw,
         eval_draw=eval_draw,
         learner=learner,
-        # The update donates nothing of the state, so the initial parameters may be shared.
-        reference=params if algorithm.learn.needs_reference else None,
+        # A copy, since an update consumes the state it is given.
+        reference=jax.tree.map(jnp.copy, params) if algorithm.learn.needs_reference else None,
         ledger=init_ledger(algorithm.explore, len(tools.task), rollout.max_new_tokens),
     )
     return parts, TrainState(params=params, optimizer=memory)

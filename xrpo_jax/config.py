@@ -23,8 +23,9 @@ from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.chat import TextSettings
 from xrpo_jax.explore.reward import RewardSettings, weighted
-from xrpo_jax.learn.update import OptimizerSettings
+from xrpo_jax.learn.optimizer import OptimizerSettings
 from xrpo_jax.log import write_whole
+from xrpo_jax.model.packed import REMAT
 from xrpo_jax.prompts import overlap, without
 from xrpo_jax.sampling import Method
 from xrpo_jax.types import Task, text_of
@@ -39,8 +40,8 @@ class Model:
     """How the policy computes."""
 
     dtype: str = "float32"
-    remat: bool = False
-    logits_chunk: int = 128  # positions whose logits the trainer holds at one time
+    remat: str = "none"  # what the backward pass makes again: "none", or each "layer"
+    logits_tile: int = 4096  # entries of the vocabulary whose logits the trainer holds at one time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,8 @@ class Train:
     tokens: int = 0  # the run ends sooner once it has decoded so many for rollouts; 0 = never
     minibatches: int = 1
     epochs: int = 1
-    micro_batch: int = 32  # completions over all devices
+    micro_batch: int = 32  # longest completions over all devices; of shorter ones as many more
+    micro_tokens: int = 0  # over all devices, prompts too; 0 = what so many completions can have
     share: int = 4  # completions that are computed with one copy of their prompt
     lengths: tuple[int, ...] = ()  # completion widths for short ones, beside the token limit
     mask_truncated: bool = False  # rows cut off by the token limit are not trained on
@@ -311,7 +313,7 @@ def _held_out(task: Task, held_out: Task, settings: Eval) -> Task:
 NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for which settings
     "at least 1": (
         lambda value: value >= 1,
-        "model.logits_chunk rollout.prompts rollout.group rollout.max_new_tokens "
+        "model.logits_tile rollout.prompts rollout.group rollout.max_new_tokens "
         "rollout.prompt_length rollout.seeded_length rollout.slots rollout.chunk train.steps "
         "train.minibatches train.epochs train.micro_batch train.share eval.every eval.problems "
         "eval.samples checkpoint.every checkpoint.keep verify.memory_mb",
@@ -323,9 +325,9 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     ),
     "0 or more": (
         lambda value: 0 <= value < math.inf,
-        "train.tokens rollout.lanes optimizer.warmup optimizer.weight_decay mesh.devices "
-        "mesh.cpu_devices reward.correctness reward.format reward.length verify.workers "
-        "verify.deadline",
+        "train.tokens train.micro_tokens rollout.lanes optimizer.warmup optimizer.weight_decay "
+        "mesh.devices mesh.cpu_devices reward.correctness reward.format reward.length "
+        "verify.workers verify.deadline",
     ),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
     "from 0 to 1": (lambda value: 0 <= value <= 1, "verify.alarm"),
@@ -342,6 +344,7 @@ def _check_numbers(sections: dict) -> None:
     rollout, held_out = sections["rollout"], sections["eval"]
     for name, value, words in (
         ("model.dtype", sections["model"].dtype, DTYPES),
+        ("model.remat", sections["model"].remat, REMAT),
         ("checkpoint.export", sections["checkpoint"].export, (*DTYPES, "no")),
         ("eval.overlap", held_out.overlap, OVERLAPS),
     ):

@@ -145,12 +145,13 @@ def _loop(
             logp_of = functools.partial(parts.learner.logp, state.params)
             ledger = remember(explore, ledger, progress, batch, logp_of)
         with clock("update"):
-            state, learned = parts.learner.update(state, batch, settings.seed, step, clock)
+            state, learned, batch = parts.learner.update(state, batch, settings.seed, step, clock)
 
         groups = explore.planner.select(progress)
         metrics |= summary.summarise(explore, progress, ledger, parts.tools.task, groups)
         metrics |= learned | sampler_gap(batch)
-        metrics["old_entropy"] = float(batch.old_entropy.sum() / max(batch.mask.sum(), 1.0))
+        looked_at = (batch.mask > 0) & np.isfinite(batch.old_entropy)
+        metrics["old_entropy"] = float(batch.old_entropy[looked_at].sum() / max(looked_at.sum(), 1))
         spent = time.perf_counter() - begun
         metrics["tokens_per_second"] = progress.decoded / spent
         metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
@@ -257,8 +258,11 @@ def held_out(
 
 
 def sampler_gap(batch: Batch) -> dict[str, float]:
-    """How far the sampler's log-probs are from the trainer's, over tokens drawn in context."""
-    seen = (batch.mask > 0) & np.isfinite(batch.sampler_logp)
+    """How far the sampler's log-probs are from the trainer's, over tokens drawn in context.
+
+    Rows that the trainer did not have to look at (learn/update.py) count in neither.
+    """
+    seen = (batch.mask > 0) & np.isfinite(batch.sampler_logp) & np.isfinite(batch.old_logp)
     gap = np.abs(batch.sampler_logp[seen] - batch.old_logp[seen])
     return {
         "sampler_gap_mean": float(gap.mean()) if gap.size else 0.0,

@@ -56,6 +56,7 @@ class PromptSum:
     """
 
     limit: int
+    reads_old_logp = True  # for the report
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
         present = (jnp.sum(batch.mask, axis=1) > 0).astype(jnp.float32)

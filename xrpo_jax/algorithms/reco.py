@@ -81,6 +81,7 @@ class Reweighted:
 
     base: Callable
     response: Callable
+    reads_old_logp = True
 
     def __call__(self, batch: Batch, groups: Groups) -> jax.Array:
         return self.base(batch, groups) * self.response(batch, groups)[:, None]

@@ -60,6 +60,11 @@ class Tracked:
     first_length: int = 1024
     foretells = True
 
+    @property
+    def reads_old_logp(self) -> bool:
+        """Whether `observe` reads old log-probs."""
+        return self.tracker.reads_old_logp
+
     def init(self, num_prompts: int, max_new_tokens: int) -> Memory:
         first = min(self.first_length, max_new_tokens)
         return self.tracker.init(num_prompts, longest_segment(max_new_tokens)) | {

@@ -106,6 +106,11 @@ class Discounted:
         if self.half <= 0:
             raise ValueError(f"algorithm.rho_half={self.half}; allowed: above 0")
 
+    @property
+    def reads_old_logp(self) -> bool:
+        """Whether `observe` reads old log-probs."""
+        return self.low < self.high
+
     def init(self, num_prompts: int, max_new_tokens: int) -> Memory:
         """`rho` is that of the last step, NaN where it observed nothing."""
         memory = {

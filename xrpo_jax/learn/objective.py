@@ -22,7 +22,8 @@ class Learn:
     """The device half; static under jit, so every part is hashable.
 
     A part may have `needs`, names of Batch fields that are made for it alone, and `report`: given
-    what its call is given, arrays by name whose means the log shows (docs at `reported`).
+    what its call is given, arrays by name whose means the log shows (docs at `reported`). One of
+    the score's that reads old log-probs says so by `reads_old_logp`; another is given None.
     """
 
     advantage: Callable = GroupZ()
@@ -45,6 +46,12 @@ class Learn:
         """Whether a part does nothing before the policy has moved from the one that sampled."""
         parts = (self.ratio, self.clip, *self.penalties)
         return any(getattr(part, "second_update", False) for part in parts)
+
+    @property
+    def reads_old_logp(self) -> bool:
+        """Whether the scores cannot be made before the old policy has looked at the batch."""
+        parts = (self.advantage, *self.shaping, self.weight, *self.keep)
+        return any(getattr(part, "reads_old_logp", False) for part in parts)
 
     @property
     def needs_reference(self) -> bool:

@@ -26,6 +26,7 @@ class Novelty:
     weight: float = 2.5
     cap: float = 0.5
     average: str = "group"
+    reads_old_logp = True
 
     def __post_init__(self):
         if self.average not in AVERAGES:

@@ -1,12 +1,9 @@
 """The learner's step: log-probs of the old policy, scores of whole groups, optimizer updates.
 
-Rows with the same prompt share it: a micro-batch is a fixed number of prompts, each continued by
-`share` rows, and has one of a few prompt and completion lengths, so nothing recompiles whatever the
-batch holds. Every micro-batch is a `shard_map` over the mesh's `data` axis; their gradients add up
-because weights were fixed before (learn/weight.py).
+Every micro-batch (learn/batches.py) is a `shard_map` over the mesh's `data` axis; their gradients
+add up because weights were fixed before (learn/weight.py).
 
-Shapes: N rows of the batch · b prompts and n = b x share rows of a micro-batch · P prompt length ·
-T completion tokens.
+Shapes: N rows of the batch · n rows of a micro-batch · P prompt length · T completion tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,37 +21,25 @@ from jax.sharding import Mesh, PartitionSpec
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
 from xrpo_jax.arrays import Batch, Params, Scores, TokenStats, TrainState
+from xrpo_jax.learn.batches import (
+    MicroBatch,
+    Schedule,
+    blank,
+    empty,
+    for_loss,
+    for_score,
+    micro_batches,
+    minibatches,
+    model_inputs,
+    take,
+)
 from xrpo_jax.learn.groups import Groups
+from xrpo_jax.learn.metrics import metrics_of, spread_of
 from xrpo_jax.learn.objective import Learn, loss, score, sums_of
 from xrpo_jax.log import Clock
-from xrpo_jax.policy import Policy, token_stats
+from xrpo_jax.policy import Policy, packed_stats
 
 ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW; the warm-up counts updates."""
-
-    learning_rate: float = 3e-4
-    warmup: int = 5
-    clip_norm: float = 1.0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How a batch is cut: optimizer updates an epoch, epochs, rows and lengths of a micro-batch."""
-
-    minibatches: int
-    epochs: int
-    rows: int  # over all devices
-    share: int  # rows that continue one copy of their prompt
-    prompt_lengths: tuple[int, ...]  # ascending; the last holds the longest prompt
-    lengths: tuple[int, ...]  # of completions, ascending; the last holds the longest
-    groups: int  # prompts of a step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,19 +48,9 @@ class Learner:
 
     annotate: Callable  # (params, reference params or None, Batch) -> Batch
     logp: Callable  # (params, list of (prompt tokens, completion tokens)) -> list of f32[<=T]
-    update: Callable  # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics)
+    # (TrainState, Batch, seed, step, Clock) -> (TrainState, metrics, Batch); the state is consumed
+    update: Callable
     warm_up: Callable  # (TrainState) -> jobs that compile everything a step can need
-
-
-def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """AdamW with a linear warm-up (in updates) and clipping by global norm."""
-    rate = optax.linear_schedule(
-        settings.learning_rate / (settings.warmup + 1), settings.learning_rate, settings.warmup
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        optax.adamw(rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay),
-    )
 
 
 def make_learner(
@@ -85,8 +59,17 @@ def make_learner(
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     mesh: Mesh,
+    deferred: bool = False,
 ) -> Learner:
-    """The learner of one algorithm for one model on one mesh."""
+    """The learner of one algorithm for one model on one mesh.
+
+    With `deferred`, which only an algorithm allows whose scores and memories read no old log-probs,
+    `annotate` leaves these as NaN, and the forward of the first minibatch says what they are: until
+    then the policy is the one that drew the batch. The batch that `update` returns has them, but
+    for rows that no gradient comes from.
+    """
+    if deferred and learn.reads_old_logp:
+        raise ValueError("deferred=True; allowed: False where the scores read old log-probs")
 
     def sharded(function, in_specs, out_specs, **options):
         # check_vma stays on: without it the loss is right and the gradient silently wrong.
@@ -94,27 +77,41 @@ def make_learner(
         return jax.jit(mapped, **options)
 
     def local_stats(params, rows):
-        return token_stats(policy, params, *rows)
+        return packed_stats(policy, params, rows)
 
     def local_score(batch):
         groups = Groups(batch.group, batch.valid, schedule.groups, meshes.AXIS)
         return score(learn, batch, groups)
 
-    def local_accumulate(params, total, rows, batch, scores, scale):
+    def local_accumulate(params, total, rows, batch, scores, scale, own):
         def scaled_loss(params):
             # The parameters are the same on all devices, so their gradient is summed over them.
             params = jax.lax.pcast(params, meshes.AXIS, to="varying")
-            stats = token_stats(policy, params, *rows)
-            value, sums = loss(learn, stats, batch, scores)
-            return jax.lax.psum(value, meshes.AXIS) * scale, sums
+            with jax.named_scope("forward"):
+                stats = packed_stats(policy, params, rows)
+            now = jax.lax.stop_gradient(stats)
+            old = {"old_logp": now.logp}
+            old |= {"old_entropy": now.entropy} if "old_entropy" in learn.needs else {}
+            read = batch.replace(
+                **{name: jnp.where(own, new, getattr(batch, name)) for name, new in old.items()}
+            )
+            with jax.named_scope("loss"):
+                value, sums = loss(learn, stats, read, scores)
+            return jax.lax.psum(value, meshes.AXIS) * scale, (sums, now)
 
-        gradient, sums = jax.grad(scaled_loss, has_aux=True)(params)
+        gradient, (sums, now) = jax.grad(scaled_loss, has_aux=True)(params)
         sums = jax.lax.psum(sums, meshes.AXIS)
-        return jax.tree.map(jnp.add, total, (gradient, sums))
+        with jax.named_scope("accumulate"):
+            return jax.tree.map(jnp.add, total, (gradient, sums)), now
 
     stats_of = sharded(local_stats, (ALL, ROWS), ROWS)
     score_of = sharded(local_score, (ROWS,), ROWS)
-    accumulate = sharded(local_accumulate, (ALL, ALL, ROWS, ROWS, ROWS, ALL), ALL, donate_argnums=1)
+    accumulate = sharded(
+        local_accumulate,
+        (ALL, ALL, ROWS, ROWS, ROWS, ALL, ALL),
+        (ALL, ROWS),
+        donate_argnums=1,
+    )
 
     names = sums_of(learn)
 
@@ -124,108 +121,140 @@ def make_learner(
         sums = {name: jnp.zeros(()) for name in names}
         return jax.tree.map(jnp.zeros_like, params), sums
 
-    @jax.jit
+    # The gradient is not given away: nothing that is returned would need a third such buffer.
+    @functools.partial(jax.jit, donate_argnums=0)
     def apply(state: TrainState, gradient) -> tuple[TrainState, jax.Array]:
-        norm = optax.tree.norm(gradient)
-        change, memory = optimizer.update(gradient, state.optimizer, state.params)
-        moved = TrainState(params=optax.apply_updates(state.params, change), optimizer=memory)
-        # A step whose gradient is not finite would ruin the run: it is left out and counted.
-        finite = jnp.isfinite(norm)
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state), norm
+        with jax.named_scope("optimizer"):
+            norm = optax.tree.norm(gradient)
+            change, memory = optimizer.update(gradient, state.optimizer, state.params)
+            moved = TrainState(params=optax.apply_updates(state.params, change), optimizer=memory)
+            # A step whose gradient is not finite would ruin the run: it is left out and counted.
+            finite = jnp.isfinite(norm)
+            return jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state), norm
+
+    schedule = dataclasses.replace(schedule, devices=mesh.size)
+    ready = _Programs()
 
     def put(tree, where):
         return jax.device_put(tree, where(mesh))
 
     def annotate(params: Params, reference: Params | None, batch: Batch):
         """The batch with what the old policy and, if given, the initial one say of its tokens."""
-        shape = batch.mask.shape
-        found = [TokenStats(logp=np.zeros(shape, np.float32), entropy=np.zeros(shape, np.float32))]
-        found += [jax.tree.map(np.zeros_like, found[0])] if reference is not None else []
-        for part in micro_batches(batch, np.flatnonzero(batch.valid), schedule):
-            filled = part.rows >= 0
-            rows, width = part.rows[filled], part.width
-            inputs = put(model_inputs(batch, part), meshes.rows)
-            for out, weights in zip(found, (params, reference), strict=False):
-                stats = jax.device_get(stats_of(weights, inputs))
-                out.logp[rows, :width] = stats.logp[filled]
-                out.entropy[rows, :width] = stats.entropy[filled]
-        old, *initial = jax.tree.map(lambda values: values * batch.mask, found)
-        batch = batch.replace(old_logp=old.logp, old_entropy=old.entropy)
-        for ref in initial:
-            batch = batch.replace(ref_logp=ref.logp, ref_entropy=ref.entropy)
+        everything = np.flatnonzero(batch.valid)
+        unknown = np.full(batch.mask.shape, np.nan, np.float32)
+        batch = batch.replace(old_logp=unknown, old_entropy=unknown.copy())
+        if not deferred:
+            old = looked_at(params, batch, everything)
+            batch = batch.replace(old_logp=old.logp, old_entropy=old.entropy)
+        if reference is not None:
+            initial = looked_at(reference, batch, everything)
+            batch = batch.replace(ref_logp=initial.logp, ref_entropy=initial.entropy)
         return batch
+
+    def looked_at(params: Params, batch: Batch, rows: np.ndarray) -> TokenStats:
+        """What a policy says of the tokens of `rows` f32[N,T]; 0 in other rows."""
+        blank = np.zeros(batch.mask.shape, np.float32)
+        found = TokenStats(logp=blank, entropy=blank.copy())
+        for part in micro_batches(batch, rows, schedule):
+            inputs = put(model_inputs(batch, part), meshes.rows)
+            _fill(found, part, ready(stats_of, params, inputs)(params, inputs))
+        return jax.tree.map(lambda values: values * batch.mask, found)
 
     def logp(params: Params, texts: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
         """Log-probs of the tokens of completions that no batch holds."""
-        batch = _empty(len(texts), schedule.prompt_lengths[-1], schedule.lengths[-1], learn)
+        batch = empty(len(texts), schedule.prompt_lengths[-1], schedule.lengths[-1], frozenset())
         batch = jax.tree.map(np.array, batch)  # each field its own memory
         for i, (prompt, tokens) in enumerate(texts):
             batch.prompt[i, : len(prompt)], batch.prompt_length[i] = prompt, len(prompt)
             batch.tokens[i, : len(tokens)], batch.length[i] = tokens, len(tokens)
-            batch.mask[i, : len(tokens)], batch.valid[i] = 1.0, 1.0
-        found = annotate(params, None, batch).old_logp
+            batch.mask[i, : len(tokens)] = 1.0
+        found = looked_at(params, batch, np.arange(len(texts))).logp
         return [found[i, : len(tokens)] for i, (_, tokens) in enumerate(texts)]
 
     def update(state: TrainState, batch: Batch, seed: int, step: int, clock: Clock | None = None):
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
         with clock("score"):
-            scores = jax.device_get(score_of(put(_for_score(batch), meshes.rows)))
+            scores = jax.device_get(score_of(put(for_score(batch, deferred), meshes.rows)))
         report = {name: values[batch.valid > 0] for name, values in scores.report.items()}
-        scores, read = scores.replace(report={}), _for_loss(batch, learn)
+        scores = scores.replace(report={})
         draw = rng.host(seed, step, "minibatch")
+        updates = [
+            rows
+            for _ in range(schedule.epochs)
+            for rows in minibatches(batch, learn.whole_groups, schedule.minibatches, draw)
+            # Without anything to learn from, momentum shall not move anything either.
+            if np.any(scores.weight[rows])
+        ]
+        pulling = _pulling(learn, scores)
+        if deferred and updates:
+            batch = batch.replace(
+                old_logp=batch.old_logp.copy(), old_entropy=batch.old_entropy.copy()
+            )
+            later = np.setdiff1d(np.concatenate(updates), updates[0])
+            later = later[pulling[later]]
+            old = looked_at(state.params, batch, later)
+            batch.old_logp[later], batch.old_entropy[later] = old.logp[later], old.entropy[later]
         scale = put(np.float32(schedule.minibatches), meshes.everywhere)
         totals = dict.fromkeys(names, 0.0)
         norms = []
-        for _ in range(schedule.epochs):
-            for minibatch in _minibatches(batch, learn.whole_groups, schedule.minibatches, draw):
-                if not np.any(scores.weight[minibatch]):
-                    continue  # nothing to learn from: momentum shall not move anything either
-                total = zeros(state.params)
-                for part in micro_batches(batch, minibatch, schedule):
-                    total = accumulate(
-                        state.params,
-                        total,
-                        put(model_inputs(batch, part), meshes.rows),
-                        put(_take(read, part), meshes.rows),
-                        put(_take(scores, part), meshes.rows),
-                        scale,
-                    )
-                gradient, sums = total
-                state, norm = apply(state, gradient)
-                sums, norm = jax.device_get((sums, norm))
-                norms.append(float(norm))
-                totals = {name: totals[name] + float(sums[name]) for name in names}
-        return state, _metrics(totals, norms, scores, schedule.epochs) | _spread(report)
+        for number, rows in enumerate(updates):
+            own = put(np.bool_(deferred and number == 0), meshes.everywhere)
+            read, total, found = for_loss(batch, learn.needs), zeros(state.params), []
+            for part in micro_batches(batch, rows[pulling[rows]], schedule):
+                arguments = (
+                    state.params,
+                    total,
+                    *put(
+                        (model_inputs(batch, part), take(read, part), take(scores, part)),
+                        meshes.rows,
+                    ),
+                    scale,
+                    own,
+                )
+                total, stats = ready(accumulate, *arguments)(*arguments)
+                found.append((part, stats))
+            if deferred and number == 0:
+                for part, stats in found:
+                    _fill(TokenStats(logp=batch.old_logp, entropy=batch.old_entropy), part, stats)
+            gradient, sums = total
+            state, norm = ready(apply, state, gradient)(state, gradient)
+            sums, norm = jax.device_get((sums, norm))
+            norms.append(float(norm))
+            totals = {name: totals[name] + float(sums[name]) for name in names}
+        return state, metrics_of(totals, norms, scores, schedule.epochs) | spread_of(report), batch
 
     def warm_up(state: TrainState) -> list[Callable]:
-        def inputs(prompt_width: int, width: int) -> tuple:
-            batch = _empty(schedule.rows, prompt_width, width, learn)
-            part = MicroBatch(
-                rows=np.arange(schedule.rows),
-                share=schedule.share,
-                prompt_width=prompt_width,
-                width=width,
+        def like(tree, where):
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where(mesh)),
+                tree,
             )
+
+        params = like(state.params, meshes.everywhere)
+        total = like(jax.eval_shape(zeros, state.params), meshes.everywhere)
+
+        def inputs(prompt_width: int, width: int) -> tuple:
+            batch = empty(1, prompt_width, width, learn.needs)
+            part = blank(schedule, prompt_width, width)
             scores = Scores(advantage=batch.mask, weight=batch.mask, accuracy=batch.mask[:, 0])
-            rows = put(model_inputs(batch, part), meshes.rows)
-            return rows, put(_for_loss(batch, learn), meshes.rows), put(scores, meshes.rows)
+            read = take((for_loss(batch, learn.needs), scores), part)
+            return like((model_inputs(batch, part), *read), meshes.rows)
 
         def annotating(*widths: int) -> None:
-            jax.block_until_ready(stats_of(state.params, inputs(*widths)[0]))
+            ready(stats_of, params, inputs(*widths)[0])
 
         def accumulating(*widths: int) -> None:
-            scale = put(np.float32(1.0), meshes.everywhere)
-            total = accumulate(state.params, zeros(state.params), *inputs(*widths), scale)
-            jax.block_until_ready(total)
+            flags = like((np.float32(1.0), np.bool_(False)), meshes.everywhere)
+            ready(accumulate, params, total, *inputs(*widths), *flags)
 
         def applying() -> None:
-            jax.block_until_ready(apply(state, zeros(state.params)[0]))
+            ready(apply, like(state, meshes.everywhere), total[0])
+            jax.block_until_ready(zeros(state.params))
 
         each = [
-            functools.partial(job, prompt_width, width)
-            for prompt_width in schedule.prompt_lengths
-            for width in schedule.lengths
+            functools.partial(job, *widths)
+            for widths in schedule.shapes()
             for job in (accumulating, annotating)
         ]
         return [*each, applying]
@@ -233,156 +262,31 @@ def make_learner(
     return Learner(annotate=annotate, logp=logp, update=update, warm_up=warm_up)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """Rows (indices, -1 = padding) in blocks that share a prompt, and the widths of both parts."""
+class _Programs(dict):
+    """Compiled programs by function and shapes, so that they compile before there is any data."""
 
-    rows: np.ndarray
-    share: int
-    prompt_width: int
-    width: int
+    def __call__(self, function: Callable, *arguments) -> Callable:
+        """`function` compiled for arrays, or shapes with their placement, such as these."""
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
+        key = function, shapes
+        if key not in self:
+            self[key] = function.lower(*arguments).compile()
+        return self[key]
 
 
-def micro_batches(batch: Batch, rows: np.ndarray, schedule: Schedule) -> list[MicroBatch]:
-    """Cut `rows` (indices) into micro-batches of blocks of `schedule.share` rows of one prompt.
+def _pulling(learn: Learn, scores: Scores) -> np.ndarray:
+    """Rows bool[N] that a gradient can come from.
 
-    Raises ValueError when a prompt or completion is longer than all of the schedule's lengths.
+    A surrogate is a product with the advantage (tested of every algorithm), a penalty is not.
     """
-    widths = []
-    for name, length, allowed in (
-        ("prompt", batch.prompt_length, schedule.prompt_lengths),
-        ("completion", batch.length, schedule.lengths),
-    ):
-        longest = int(np.max(length[rows], initial=0))
-        if longest > allowed[-1]:
-            raise ValueError(
-                f"a {name} of {longest} tokens; micro-batches hold at most {allowed[-1]}"
-            )
-        widths.append(np.searchsorted(allowed, length[rows]))
-    alike: dict[tuple, list[int]] = {}  # (widths, prompt) -> rows
-    for row, prompt_place, place in zip(rows.tolist(), *widths, strict=True):
-        prompt = batch.prompt[row, : batch.prompt_length[row]].tobytes()
-        alike.setdefault((prompt_place, place, prompt), []).append(row)
-    blocks: dict[tuple, list[np.ndarray]] = {}  # widths -> blocks
-    for (prompt_place, place, _), members in alike.items():
-        for start in range(0, len(members), schedule.share):
-            block = np.full(schedule.share, -1)
-            block[: len(members) - start] = members[start : start + schedule.share]
-            blocks.setdefault((prompt_place, place), []).append(block)
-    parts = []
-    at_once = schedule.rows // schedule.share
-    for (prompt_place, place), found in sorted(blocks.items(), key=lambda item: item[0]):
-        for start in range(0, len(found), at_once):
-            chosen = np.full((at_once, schedule.share), -1)
-            chosen[: len(found) - start] = found[start : start + at_once]
-            parts.append(
-                MicroBatch(
-                    rows=chosen.reshape(-1),
-                    share=schedule.share,
-                    prompt_width=schedule.prompt_lengths[prompt_place],
-                    width=schedule.lengths[place],
-                )
-            )
-    return parts
+    if learn.penalties:
+        return np.ones(len(scores.weight), bool)
+    return np.any(scores.weight * scores.advantage != 0, axis=1)
 
 
-def model_inputs(batch: Batch, part: MicroBatch) -> tuple[np.ndarray, ...]:
-    """What `token_stats` reads: prompts i32[b,P] and their lengths, rows i32[n,T] and theirs."""
-    first = part.rows[:: part.share]  # a block's first row is real if any is
-    return (
-        _rows_of(batch.prompt, first)[:, : part.prompt_width],
-        _rows_of(batch.prompt_length, first),
-        _rows_of(batch.tokens, part.rows)[:, : part.width],
-        _rows_of(batch.length, part.rows),
-    )
-
-
-def _take(tree: Any, part: MicroBatch) -> Any:
-    """The micro-batch's rows of every array, cut to its width."""
-    return jax.tree.map(
-        lambda leaf: _rows_of(leaf, part.rows)[(slice(None), slice(part.width))[: leaf.ndim]], tree
-    )
-
-
-def _rows_of(leaf: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """`leaf[rows]`, zero where a row is -1."""
-    out = leaf[np.maximum(rows, 0)]
-    out[rows < 0] = 0
-    return out
-
-
-# What the losses read of every batch; the rest is for the model or for the scores.
-READ = ("tokens", "length", "mask", "old_logp", "kind")
-
-
-def _for_loss(batch: Batch, learn: Learn) -> Batch:
-    """The batch without what no part of the loss reads, so that its structure is known before."""
-    unread = {field.name for field in dataclasses.fields(Batch)} - {*READ, *learn.needs}
-    return batch.replace(**dict.fromkeys(unread))
-
-
-def _for_score(batch: Batch) -> Batch:
-    """The batch without what only the model and the log read."""
-    return batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
-
-
-def _minibatches(
-    batch: Batch, whole_groups: bool, number: int, draw: np.random.Generator
-) -> list[np.ndarray]:
-    """The valid rows (indices) in `number` parts, shuffled if there are several."""
-    order = np.flatnonzero(batch.valid)
-    if number == 1:
-        return [order]
-    if not whole_groups:
-        return np.array_split(draw.permutation(order), number)
-    prompts = draw.permutation(np.unique(batch.group[order]))
-    return [order[np.isin(batch.group[order], some)] for some in np.array_split(prompts, number)]
-
-
-def _empty(size: int, prompt_width: int, width: int, learn: Learn) -> Batch:
-    """A micro-batch of padding rows."""
-    wide = np.zeros((size, width), np.float32)
-    flat, count = np.zeros(size, np.float32), np.zeros(size, np.int32)
-    return Batch(
-        prompt=np.zeros((size, prompt_width), np.int32),
-        prompt_length=count,
-        tokens=wide.astype(np.int32),
-        length=count,
-        mask=wide,
-        old_logp=wide,
-        reward=flat,
-        correct=flat,
-        group=count,
-        kind=count,
-        stopped=flat,
-        valid=flat,
-        **dict.fromkeys(learn.needs, wide),
-    )
-
-
-def _metrics(
-    totals: dict[str, float], norms: list[float], scores: Scores, epochs: int
-) -> dict[str, float]:
-    tokens = max(totals["tokens"], 1.0)
-    finite = [norm for norm in norms if np.isfinite(norm)]
-    means = {name: total / tokens for name, total in totals.items() if name != "tokens"}
-    return means | {
-        "loss": totals["loss"] / epochs,
-        "gradient_norm": float(np.mean(finite)) if finite else 0.0,
-        "skipped_updates": float(len(norms) - len(finite)),
-        "empty_batch": float(not np.any(scores.weight)),
-        "advantage_max": float(np.max(np.abs(scores.advantage), initial=0.0)),
-    }
-
-
-def _spread(report: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean, least and largest finite value over rows of what the score's parts report."""
-    metrics = {}
-    for name, values in report.items():
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            metrics[name] = float(finite.mean())
-            metrics[f"{name}_low"], metrics[f"{name}_high"] = map(
-                float, (finite.min(), finite.max())
-            )
-    return metrics
+def _fill(into: TokenStats, part: MicroBatch, stats: TokenStats) -> None:
+    """Write a micro-batch's stats into the rows f32[N,T] of the batch that it holds."""
+    filled, width = part.rows >= 0, part.width
+    for whole, values in zip(jax.tree.leaves(into), jax.tree.leaves(stats), strict=True):
+        whole[part.rows[filled]] = 0.0
+        whole[part.rows[filled], :width] = np.asarray(values)[filled]

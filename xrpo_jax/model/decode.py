@@ -110,7 +110,7 @@ def step(
             x = x + _times(own, "output", _attended(query, keys[-1], values[-1], seen))
         with jax.named_scope("mlp"):
             normed = transformer.norm(x, own["mlp_norm"], config.rms_norm_eps)
-            gated = jax.nn.silu(_times(own, "gate", normed)) * _times(own, "up", normed)
+            gated = transformer.gated(_times(own, "gate", normed), _times(own, "up", normed))
             x = x + _times(own, "down", gated)
     hidden = transformer.norm(x, weights["final_norm"], config.rms_norm_eps)
     return hidden, Cache(keys=tuple(keys), values=tuple(values))
