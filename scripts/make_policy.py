@@ -32,7 +32,7 @@ import numpy as np
 import optax
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from xrpo_jax import mesh, sampler
+from xrpo_jax import mesh, sampler, sampling
 from xrpo_jax import rng as rng_module
 from xrpo_jax import tokenizer as tokenizers
 from xrpo_jax.model import export, hf, transformer
@@ -297,7 +297,7 @@ def make_sample(config: ModelConfig, path: Path, temperature: float):
     draw = sampler.make_draw(
         sampler.Sampler(
             model=config,
-            method=sampler.Method(temperature=temperature),
+            method=sampling.Method(temperature=temperature),
             dtype="float32",
             prompts=CHUNK,
             slots=CHUNK,

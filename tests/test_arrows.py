@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "xrpo_jax"
 LAYERS = (
     {"types", "arrays"},
-    {"rng", "log", "checkpoint", "tokenizer", "verify", "mesh", "prompts"},
+    {"rng", "log", "checkpoint", "tokenizer", "verify", "mesh", "prompts", "sampling"},
     {"data", "model", "chat"},
     {"tasks"},
     {"policy", "sampler"},

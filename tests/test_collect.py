@@ -20,7 +20,8 @@ from xrpo_jax.explore.reward import Correctness, Overlong
 from xrpo_jax.explore.seeding import Exemplars
 from xrpo_jax.explore.values import Running
 from xrpo_jax.log import Clock
-from xrpo_jax.sampler import Method, Sampler, make_draw
+from xrpo_jax.sampler import Sampler, make_draw
+from xrpo_jax.sampling import Method
 from xrpo_jax.types import Kind
 
 PROMPTS = ("aa:", "bb:", "cc:", "dd:", "ee:", "ff:")

@@ -20,7 +20,8 @@ from xrpo_jax import rng
 from xrpo_jax import sampler as sampler_module
 from xrpo_jax.log import Compiles
 from xrpo_jax.policy import Policy, token_stats
-from xrpo_jax.sampler import BLOCK, Method, Sampler, choose, log_probs, make_draw
+from xrpo_jax.sampler import Sampler, make_draw
+from xrpo_jax.sampling import BLOCK, Method, choose, log_probs
 
 NEW = 6  # T
 VOCABULARY = tiny.MODEL.vocab_size

@@ -23,7 +23,8 @@ from xrpo_jax.explore import skip, summary
 from xrpo_jax.explore.collect import Shape, collect, init_ledger, remember
 from xrpo_jax.learn import keep
 from xrpo_jax.log import Clock
-from xrpo_jax.sampler import Method, Sampler, make_draw
+from xrpo_jax.sampler import Sampler, make_draw
+from xrpo_jax.sampling import Method
 from xrpo_jax.types import Draft, Kind, Progress, Request, Tools, Turn
 
 NEW = 12

@@ -26,7 +26,8 @@ from xrpo_jax.explore.planner import Fixed
 from xrpo_jax.learn.advantage import GroupMean
 from xrpo_jax.log import Clock, Compiles
 from xrpo_jax.policy import Policy, token_stats
-from xrpo_jax.sampler import Method, Sampler, make_draw
+from xrpo_jax.sampler import Sampler, make_draw
+from xrpo_jax.sampling import Method
 from xrpo_jax.types import Draft, Kind, Progress
 
 LONG = "abcdefghijklmnop"

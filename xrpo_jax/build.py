@@ -23,7 +23,8 @@ from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.source import Source, find
 from xrpo_jax.policy import Policy
 from xrpo_jax.prompts import digest, fitting
-from xrpo_jax.sampler import Method, Sampler, make_draw
+from xrpo_jax.sampler import Sampler, make_draw
+from xrpo_jax.sampling import Method
 from xrpo_jax.tokenizer import Tokenizer
 from xrpo_jax.types import Ledger, Task, Tools
 from xrpo_jax.verify.pool import Pool

@@ -26,7 +26,7 @@ from xrpo_jax.explore.reward import RewardSettings, weighted
 from xrpo_jax.learn.update import OptimizerSettings
 from xrpo_jax.log import write_whole
 from xrpo_jax.prompts import overlap, without
-from xrpo_jax.sampler import Method
+from xrpo_jax.sampling import Method
 from xrpo_jax.types import Task, text_of
 
 DTYPES = ("float32", "bfloat16")
