@@ -605,6 +605,38 @@ def gradient(loss, rows: Rows, step: float = 1e-6) -> np.ndarray:
     return out
 
 
+# --- drawing a token ----------------------------------------------------------------------------
+
+
+def token_chances(logits, temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Probabilities of one row's tokens by a sort: temperature, then top-k, then top-p.
+
+    Top-k keeps the k likeliest, top-p the likeliest until their mass reaches p, each with all that
+    ties with the last one kept; what is left is made to sum to 1 after each.
+    """
+    logits = [float(logit) for logit in logits]
+    most = max(logits)
+    chances = [math.exp((logit - most) / temperature) for logit in logits]
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])
+    kept = order
+    if 0 < top_k < len(logits):
+        last = logits[order[top_k - 1]]
+        kept = [token for token in order if logits[token] >= last]
+    total = math.fsum(chances[token] for token in kept)
+    if top_p < 1:
+        mass, last = 0.0, most
+        for token in kept:
+            if mass >= top_p:
+                break
+            mass, last = mass + chances[token] / total, logits[token]
+        kept = [token for token in kept if logits[token] >= last]
+        total = math.fsum(chances[token] for token in kept)
+    found = [0.0] * len(logits)
+    for token in kept:
+        found[token] = chances[token] / total
+    return found
+
+
 # --- a policy whose log-probs can be differentiated by hand --------------------------------------
 
 

@@ -11,6 +11,7 @@ import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from scipy import stats
 from tiny import policy as tiny
@@ -21,7 +22,7 @@ from xrpo_jax import sampler as sampler_module
 from xrpo_jax.log import Compiles
 from xrpo_jax.policy import Policy, token_stats
 from xrpo_jax.sampler import Sampler, make_draw
-from xrpo_jax.sampling import BLOCK, Method, choose, log_probs
+from xrpo_jax.sampling import Method, draw_token
 
 NEW = 6  # T
 VOCABULARY = tiny.MODEL.vocab_size
@@ -238,7 +239,7 @@ def test_leaves_of_a_tree_are_drawn_as_if_alone_by_a_full_forward():
     for i, (leaf, step) in enumerate(steps):
         chances = logp[i * VOCABULARY : (i + 1) * VOCABULARY, len(prompt) + 2 + step]
         uniform = jax.random.uniform(rng.tokens(row_keys[leaf][None], 2 + step)[0])
-        token = int(choose(jnp.asarray(chances)[None], uniform[None])[0])
+        token = int(draw_token(jnp.asarray(chances)[None], uniform[None], Method())[0][0])
         assert leaves.tokens[leaf, step] == token
         np.testing.assert_allclose(leaves.logp[leaf, step], chances[token], atol=1e-5)
 
@@ -458,53 +459,12 @@ def test_the_limit_is_a_row_s_own():
 METHODS = {
     "plain": Method(),
     "hot": Method(temperature=1.7),
-    "cold": Method(temperature=0.5),
     "top_k": Method(top_k=4),
     "top_p": Method(top_p=0.7),
-    "all": Method(temperature=1.3, top_k=9, top_p=0.8),
 }
 
 
-def oracle(logits: np.ndarray, method: Method) -> np.ndarray:
-    """Probabilities by the textbook, for one row of distinct logits."""
-    order = np.argsort(-logits)
-    scaled = np.exp((logits - logits.max()) / method.temperature)[order]
-    if method.top_k:
-        scaled[method.top_k :] = 0
-    scaled /= scaled.sum()
-    kept, mass = 0, 0.0
-    while mass < method.top_p - 1e-12 and kept < len(scaled):
-        mass += scaled[kept]
-        kept += 1
-    scaled[kept:] = 0
-    found = np.zeros(len(logits))
-    found[order] = scaled / scaled.sum()
-    return found
-
-
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_log_probs_are_those_of_the_textbook(method):
-    logits = np.random.default_rng(1).normal(0, 2, (7, 40)).astype(np.float32)
-    found = np.exp(np.asarray(log_probs(jnp.array(logits), method), np.float64))
-    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
-    expected = [oracle(row.astype(np.float64), method) for row in logits]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    if method.top_k:
-        assert ((found > 0).sum(axis=1) <= method.top_k).all()
-
-
-def test_top_p_keeps_at_least_the_likeliest_and_top_k_those_that_tie():
-    logits = jnp.array([[3.0, 2.0, 2.0, 0.0]])
-    only = np.asarray(log_probs(logits, Method(top_p=1e-6)))
-    assert np.isfinite(only).tolist() == [[True, False, False, False]] and only[0, 0] == 0
-    tied = np.asarray(log_probs(logits, Method(top_k=2)))
-    assert np.isfinite(tied).tolist() == [[True, True, True, False]]
-    off = np.asarray(log_probs(logits, Method(top_k=4)))
-    np.testing.assert_array_equal(off, np.asarray(log_probs(logits, Method(top_k=9))))
-    np.testing.assert_array_equal(off, np.asarray(log_probs(logits, Method())))
-
-
-@pytest.mark.parametrize("name", ["plain", "hot", "top_k", "top_p"])
+@pytest.mark.parametrize("name", METHODS)
 def test_tokens_are_drawn_from_their_log_probs(name):
     count, prompt, method = 4096, PROMPTS[0], METHODS[name]
     one_token = Sampler(
@@ -520,7 +480,7 @@ def test_tokens_are_drawn_from_their_log_probs(name):
     params = tiny.weights(SHALLOW)
     every = [np.append(prompt, token) for token in range(VOCABULARY)]
     logp = forward(every, model=SHALLOW)[:, len(prompt)]
-    expected = oracle(np.asarray(logp, np.float64), method)
+    expected = np.array(oracles.token_chances(logp, method.temperature, method.top_k, method.top_p))
     draw = make_draw(one_token, meshes.make(1))
     places = np.zeros(count, int)
     found = draw(params, [prompt], places, keys(places, np.arange(count)), 1)
@@ -535,41 +495,6 @@ def test_tokens_are_drawn_from_their_log_probs(name):
     cells = np.append(counts[~rare], counts[rare].sum())
     wanted = np.append(expected[~rare], expected[rare].sum()) * count
     assert stats.chisquare(cells[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
-
-
-def test_a_large_vocabulary_is_sampled_as_given():
-    """Over several blocks and a ragged last one: a chi-square, and the edges of [0, 1]."""
-    generator = np.random.default_rng(3)
-    size, count = 3 * BLOCK + 17, 200_000
-    logits = generator.standard_normal(size).astype(np.float32) * 2
-    logits[generator.permutation(size)[:150]] = -np.inf
-    logits[-3:] = -np.inf  # nothing may be drawn beyond the last possible token
-    logp = np.asarray(log_probs(jnp.asarray(logits)[None], Method()))[0]
-    chance = np.exp(logp.astype(np.float64))
-    uniform = generator.random(count, np.float32)
-    counts = np.zeros(size)
-    draw = jax.jit(choose)
-    for part in np.split(uniform, 20):
-        found = draw(jnp.broadcast_to(jnp.asarray(logp), (len(part), size)), jnp.asarray(part))
-        counts += np.bincount(found, minlength=size)
-    assert not counts[chance == 0].any()
-    common = chance * count >= 5
-    cells = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(chance[common], chance[~common].sum()) * count
-    assert stats.chisquare(cells, wanted * count / wanted.sum()).pvalue > 1e-3
-    (possible,) = np.nonzero(chance > 0)
-    edges = jnp.asarray([0.0, np.nextafter(np.float32(1), np.float32(0)), 1.0])
-    found = np.asarray(draw(jnp.broadcast_to(jnp.asarray(logp), (3, size)), edges))
-    assert found[0] == possible[0] and set(found) <= set(possible)
-    assert found[1] == found[2] == possible[-1] or chance[found[1] :].sum() < 1e-6
-
-
-def test_one_certain_token_is_always_drawn():
-    for place in (0, BLOCK - 1, BLOCK, 2 * BLOCK + 5):
-        logp = np.full((4, 3 * BLOCK), -np.inf, np.float32)
-        logp[:, place] = 0
-        found = choose(jnp.asarray(logp), jnp.asarray([0.0, 0.3, 0.9999999, 1.0]))
-        assert found.tolist() == [place] * 4
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -587,17 +512,3 @@ def test_only_a_row_that_was_begun_can_be_resumed():
     found = make()(PROMPTS, ROW, keys(), np.arange(len(ROW)), keep=True)
     with pytest.raises(ValueError, match="no tokens cannot be resumed; allowed: at least one"):
         resume(found.paths, keys(), NEW)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"temperature": -0.1}, "temperature=-0.1; allowed: 0"),
-        ({"top_k": -1}, "top_k=-1; allowed: 0"),
-        ({"top_p": 0.0}, "top_p=0.0; allowed: above 0"),
-        ({"top_p": 1.5}, "top_p=1.5; allowed: above 0, at most 1"),
-    ],
-)
-def test_a_method_must_make_sense(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Method(**settings)

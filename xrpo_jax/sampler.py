@@ -28,7 +28,7 @@ from xrpo_jax import rng
 from xrpo_jax.arrays import Params, Path, Samples
 from xrpo_jax.model import decode, transformer
 from xrpo_jax.model.config import ModelConfig
-from xrpo_jax.sampling import Method, choose, log_probs
+from xrpo_jax.sampling import Method, draw_token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,9 @@ def _decode(
         step, logits, cache, samples = state  # `step` counts from the completion's first token
         again = step < begun
         active = ~again & ~samples.stopped & (samples.length < limit)
-        logp = log_probs(logits, sampler.method)
-        token = choose(logp, jax.vmap(jax.random.uniform)(rng.tokens(keys, step)))
+        uniform = jax.vmap(jax.random.uniform)(rng.tokens(keys, step))
+        token, token_logp = draw_token(logits, uniform, sampler.method)
         token = jnp.where(again, last, token)
-        token_logp = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
         column = jnp.maximum(step - begun, 0)  # the zeros of the last token are written over
         samples = Samples(
             tokens=samples.tokens.at[:, column].set(jnp.where(active, token, 0)),
