@@ -212,6 +212,21 @@ def test_the_ends_of_the_unit_interval_draw_what_is_possible(size, shape):
             assert beyond < 2e-6
 
 
+def test_no_rounding_at_a_block_s_edge_draws_the_impossible():
+    """Where the sums round, what is left of a number within its block may be below 0."""
+    generator = np.random.default_rng(6)
+    logits = generator.normal(0, 2, 40 * BLOCK).astype(np.float32)
+    logits.reshape(-1, BLOCK)[:, [0, 1, 64, -2, -1]] = -np.inf
+    chances = oracle(logits, Method())
+    edges = np.cumsum(chances.reshape(-1, BLOCK).sum(axis=1))[:-1].astype(np.float32)
+    steps = edges[:, None] + np.arange(-12, 13) * np.spacing(edges)[:, None]
+    uniform = steps.astype(np.float32).reshape(-1)
+    rows = jnp.broadcast_to(jnp.asarray(logits), (len(uniform), len(logits)))
+    token, logp = map(np.asarray, draw(rows, uniform, Method()))
+    assert (chances[token] > 0).all() and np.isfinite(logp).all()
+    assert len(set(token // BLOCK)) == 40
+
+
 def test_greedy_takes_the_first_of_the_likeliest():
     logits = np.random.default_rng(0).normal(size=(6, 3 * BLOCK + 17)).astype(np.float32)
     logits[0, [5, 200, 399]] = 9.0
