@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# A run would else keep what it compiles in a folder of the user's.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")
 # The tests' time is compilation; what is compiled is tiny.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
 

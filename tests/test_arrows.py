@@ -8,7 +8,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "xrpo_jax"
 LAYERS = (
     {"types", "arrays"},
-    {"rng", "log", "checkpoint", "tokenizer", "verify", "mesh", "prompts", "sampling"},
+    {
+        *("rng", "log", "checkpoint", "compile_cache", "profile", "sampling"),
+        *("tokenizer", "verify", "mesh", "prompts"),
+    },
     {"data", "model", "chat"},
     {"tasks", "lane"},
     {"policy", "sampler"},

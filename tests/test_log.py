@@ -187,6 +187,27 @@ def test_compilations_are_counted_until_closed():
         assert counter.count == last
 
 
+def test_what_was_compiled_is_named_since_the_last_time():
+    counter = Compiles()
+
+    def some_function(x):
+        return x * 2.5
+
+    counter.take()
+    jax.jit(some_function)(np.ones(3, np.float32))
+    found = counter.take()
+    assert found.names == ("jit(some_function)",) and found.seconds > 0 and found.cached == 0
+    assert found.metrics() == {
+        "compiles": 1,
+        "compiles_cached": 0,
+        "seconds/compile": found.seconds,
+        "compiles_of": ["jit(some_function)"],
+    }
+    nothing = counter.take()
+    assert nothing.metrics() == {"compiles": 0, "compiles_cached": 0, "seconds/compile": 0}
+    counter.close()
+
+
 def test_what_comes_out_of_the_persistent_cache_counts_too(tmp_path):
     # A warm cache must not hide that a step compiles: on the next machine it would.
     from jax.experimental.compilation_cache import compilation_cache

@@ -1,16 +1,19 @@
 """What a person sees of a run: the table, samples, the time per phase, the next command."""
 
 import dataclasses
+import io
 import pathlib
 import types
 
 import matplotlib.image
 import pytest
 from fakes import Texts, said
+from tqdm import tqdm
 
 from xrpo_jax import prompts, report
 from xrpo_jax.algorithms import base
 from xrpo_jax.chat import Chat
+from xrpo_jax.log import Compiled
 
 
 def settings(algorithm="xrpo", **more):
@@ -144,16 +147,29 @@ def test_the_table_and_the_phases():
     assert "pass@1 25.0% 50.0% 40.0% to 60.0%" in [" ".join(line.split()) for line in lines]
     assert "tokens 9.5 9.5 9.0 to 10.0" in [" ".join(line.split()) for line in lines]
     steps = [
-        {"seconds/step": 100.0, "seconds/sample": 90.0},  # the first compiles
+        {"seconds/step": 100.0, "seconds/sample": 90.0, "seconds/warm_up": 9.0},
         {
             "seconds/step": 2.0,
             "seconds/sample": 0.5,
             "seconds/update": 1.5,
             "seconds/evaluate": 9.0,
         },
-        {"seconds/step": 2.0, "seconds/sample": 0.5, "seconds/update": 1.5},
+        # Compiling is within a phase.
+        {"seconds/step": 2.0, "seconds/sample": 0.5, "seconds/update": 1.5, "seconds/compile": 1.0},
     ]
     assert report.phases(steps) == "a step takes 2.00 s: sample 25.0%, update 75.0%"
+
+
+def test_what_was_compiled_is_said(capsys):
+    found = Compiled(names=("jit(b)", "jit(a)", "jit(b)"), cached=2, seconds=1.25)
+    assert report.warmed_up(found, 21.3) == "compiled 3 functions in 21 s (2 from the cache)"
+    assert report.warmed_up(Compiled(names=("jit(a)",)), 0.6) == "compiled 1 functions in 1 s"
+    bar = tqdm(total=1, file=io.StringIO())
+    report.warn_compiled(bar, 7, Compiled())
+    assert capsys.readouterr().err == ""
+    report.warn_compiled(bar, 7, found)
+    said = capsys.readouterr().err
+    assert "WARNING, step 7: compiled jit(a), jit(b) in 1.2 s, after the run's first step" in said
 
 
 def test_the_curve_is_a_picture(tmp_path):

@@ -7,6 +7,8 @@ compiled in `compiles` (test_log.py).
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import signal
 
@@ -152,3 +154,32 @@ def test_no_step_after_the_second_compiles(runs, straight, name):
         metrics = runs.metrics(name)
     assert len(compiled(metrics)) == STEPS
     assert not any(compiled(metrics)[2:])
+
+
+def test_a_step_that_compiles_after_the_first_is_warned_of(runs):
+    """By name, on the terminal and in the metrics; what a run compiles before that is counted."""
+    runs.finish("growing", {"algorithm.name": "grpo", "task.name": "growing", "train.steps": 3})
+    said, metrics = runs.output("growing"), runs.metrics("growing")
+    assert "WARNING, step 1: compiled jit(late) in " in said and said.count("WARNING") == 1
+    assert metrics[1]["compiles"] == 1 and metrics[1]["compiles_of"] == ["jit(late)"]
+    assert metrics[1]["seconds/compile"] > 0
+    assert metrics[2]["compiles"] == metrics[2]["seconds/compile"] == 0
+    assert f"compiled {metrics[0]['compiles_warm_up']} functions in " in said
+    assert metrics[0]["compiles_warm_up"] >= 8 and "compiles_warm_up" not in metrics[1]
+
+
+def test_no_run_warned_of_what_it_compiled(runs, straight):
+    assert "WARNING" not in runs.output(straight)
+
+
+def test_traces_and_the_cache_of_compiled_functions_change_nothing(runs, straight):
+    """Steps 3 and 4 are recorded, and the phases in them, with everything compiled anew."""
+    runs.finish("traced", XRPO | {"profile.steps": "3:5", "compile.cache_dir": "no"})
+    runs.assert_same("traced", straight)
+    assert "from the cache" not in runs.output("traced")
+    (file,) = (runs.folder / "traced" / "profile").rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    steps = [event["args"]["step_num"] for event in events if event.get("name") == "step"]
+    assert sorted(steps) == ["3", "4"]
+    names = {event.get("name") for event in events}
+    assert {"plan", "sample", "verify", "annotate", "score", "update", "evaluate"} <= names

@@ -26,6 +26,7 @@ from xrpo_jax.explore.reward import RewardSettings, weighted
 from xrpo_jax.learn.optimizer import OptimizerSettings
 from xrpo_jax.log import write_whole
 from xrpo_jax.model.packed import REMAT
+from xrpo_jax.profile import steps_of
 from xrpo_jax.prompts import overlap, without
 from xrpo_jax.sampling import Method
 from xrpo_jax.types import Task, text_of
@@ -117,6 +118,21 @@ class MeshSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CompileSettings:
+    """Where compiled functions are kept for the next run."""
+
+    # "auto" = JAX_COMPILATION_CACHE_DIR, or ~/.cache/xrpo_jax/jax; "no" = nowhere
+    cache_dir: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """Steps whose trace is written to <workdir>/profile."""
+
+    steps: str = ""  # "3:5" = steps 3 and 4; "" = none
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """A whole run, checked."""
 
@@ -132,6 +148,8 @@ class Settings:
     verify: VerifySettings
     checkpoint: Checkpoint
     mesh: MeshSettings
+    compile: CompileSettings
+    profile: ProfileSettings
     algorithm_name: str
     algorithm: Algorithm
     task_name: str
@@ -151,6 +169,8 @@ SECTIONS = {
     "verify": VerifySettings,
     "checkpoint": Checkpoint,
     "mesh": MeshSettings,
+    "compile": CompileSettings,
+    "profile": ProfileSettings,
 }
 
 
@@ -355,6 +375,15 @@ def _check_numbers(sections: dict) -> None:
     except ValueError as error:
         raise ValueError(f"eval.{error}") from None
     train = sections["train"]
+    try:
+        traced = steps_of(sections["profile"].steps)
+    except ValueError as error:
+        raise ValueError(f"profile.{error}") from None
+    if traced and traced.start >= train.steps:
+        raise ValueError(
+            f"profile.steps={sections['profile'].steps!r}; allowed: steps below "
+            f"train.steps={train.steps}"
+        )
     if train.micro_batch % train.share:
         raise ValueError(
             f"train.micro_batch={train.micro_batch}; allowed: a multiple of "
@@ -378,6 +407,8 @@ MAY_CHANGE = (
     "checkpoint.export",
     "verify.workers",
     "verify.alarm",
+    "compile.cache_dir",
+    "profile.steps",
 )
 
 

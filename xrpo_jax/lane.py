@@ -172,9 +172,8 @@ def advance(
             dtype=jnp.dtype(decoding.dtype),
         )
         scores = decode.logits(weights, hidden)
-        with jax.named_scope("draw"):
-            uniform = jax.vmap(jax.random.uniform)(rng.tokens(lane.key, lane.step))
-            token, token_logp = draw_token(scores, uniform, decoding.method)
+        uniform = jax.vmap(jax.random.uniform)(rng.tokens(lane.key, lane.step))
+        token, token_logp = draw_token(scores, uniform, decoding.method)
         ends = active & jnp.any(token[:, None] == stops, axis=1)
         more = active.astype(jnp.int32)
         drawn = Drawn(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
 import pathlib
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,7 +20,10 @@ TIMED = ("seconds/", "tokens_per_second", "compiles")  # prefixes that differ fr
 
 
 class Clock:
-    """Seconds by phase: `with clock("sample"): ...`; phases nest without counting twice."""
+    """Seconds by phase: `with clock("sample"): ...`; phases nest without counting twice.
+
+    A trace that is being recorded shows each phase under its name.
+    """
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -37,23 +42,73 @@ class Clock:
         self._credit()
         self._open.append(phase)
         try:
-            yield
+            with jax.profiler.TraceAnnotation(phase):
+                yield
         finally:
             self._credit()
             self._open.pop()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What XLA compiled in some stretch of time: names in order, those from the cache, seconds."""
+
+    names: tuple[str, ...] = ()
+    cached: int = 0
+    seconds: float = 0.0  # of all, also of those that several threads compiled side by side
+
+    def metrics(self) -> dict:
+        """As they are logged; names only where something was compiled."""
+        found = {
+            "compiles": len(self.names),
+            "compiles_cached": self.cached,
+            "seconds/compile": self.seconds,
+        }
+        return found | ({"compiles_of": list(self.names)} if self.names else {})
 
 
 class Compiles:
     """Counts what XLA compiles (also what comes out of the persistent cache) in this process."""
 
     EVENT = "/jax/core/compile/backend_compile_duration"
+    HIT = "/jax/compilation_cache/cache_hits"
 
     def __init__(self):
-        self.count, self._listening = 0, True
+        self._all, self._since, self._listening = Compiled(), Compiled(), True
+        self._lock, self._hit = threading.Lock(), threading.local()
+        jax.monitoring.register_event_listener(self._found)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, duration: float, **_) -> None:
-        self.count += self._listening and event == self.EVENT
+    @property
+    def count(self) -> int:
+        """Functions compiled up to now."""
+        return len(self._all.names)
+
+    def _found(self, event: str, **_) -> None:
+        if event == self.HIT:  # the compilation that this thread is in ends with it
+            self._hit.now = True
+
+    def _heard(self, event: str, duration: float, **more) -> None:
+        if event != self.EVENT:
+            return
+        hit, self._hit.now = getattr(self._hit, "now", False), False
+        if self._listening:
+            with self._lock:
+                self._all = Compiled(
+                    names=(*self._all.names, str(more.get("fun_name", "a function"))),
+                    cached=self._all.cached + hit,
+                    seconds=self._all.seconds + duration,
+                )
+
+    def take(self) -> Compiled:
+        """What was compiled since the last call."""
+        with self._lock:
+            before, self._since = self._since, self._all
+            return Compiled(
+                names=self._since.names[len(before.names) :],
+                cached=self._since.cached - before.cached,
+                seconds=self._since.seconds - before.seconds,
+            )
 
     def close(self) -> None:
         """Stop counting; JAX has no way to unregister in all the versions that are allowed."""

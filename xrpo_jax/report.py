@@ -17,7 +17,7 @@ from tqdm import tqdm
 from xrpo_jax.chat import Chat
 from xrpo_jax.config import Settings
 from xrpo_jax.explore.reward import FAILED
-from xrpo_jax.log import read_metrics, write_whole
+from xrpo_jax.log import Compiled, read_metrics, write_whole
 from xrpo_jax.prompts import describe
 from xrpo_jax.types import Task
 
@@ -91,6 +91,23 @@ def warn_failed(bar: tqdm, where: str, graded: Sequence[tuple[str, str]], alarm:
         f"says: {failed[0][1] or 'nothing'}",
         file=sys.stderr,
     )
+
+
+def warmed_up(compiled: Compiled, seconds: float) -> str:
+    """What was compiled before the first step, and how long it took."""
+    cached = f" ({compiled.cached} from the cache)" if compiled.cached else ""
+    return f"compiled {len(compiled.names)} functions in {seconds:.0f} s{cached}"
+
+
+def warn_compiled(bar: tqdm, step: int, compiled: Compiled) -> None:
+    """Say loudly that something was compiled in a step that should find everything compiled."""
+    if compiled.names:
+        bar.write(
+            f"WARNING, step {step}: compiled {', '.join(sorted(set(compiled.names)))} in "
+            f"{compiled.seconds:.1f} s, after the run's first step. Such steps are slow: some "
+            "shape is not among those that were compiled before it (`compiles` in metrics.jsonl)",
+            file=sys.stderr,
+        )
 
 
 def finish(folder: pathlib.Path, settings: Settings, step: int, ended: bool, exported: str) -> dict:
@@ -212,7 +229,7 @@ def phases(steps: list[dict]) -> str:
     shown = []
     for name in names:
         phase = name.removeprefix("seconds/")
-        if phase not in ("step", "evaluate"):
+        if phase not in ("step", "evaluate", "compile", "warm_up"):
             spent = np.mean([r.get(name, 0.0) for r in steps])
             shown.append(f"{phase} {spent / whole:.1%}")
     return f"a step takes {whole:.2f} s: " + ", ".join(shown)

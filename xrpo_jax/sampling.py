@@ -41,6 +41,7 @@ class Method:
                 raise ValueError(f"{name}={value}; allowed: {allowed}")
 
 
+@jax.named_scope("draw_token")
 def draw_token(
     logits: jax.Array, uniform: jax.Array, method: Method
 ) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from xrpo_jax import checkpoint, report, rng
+from xrpo_jax import checkpoint, compile_cache, report, rng
 from xrpo_jax.arrays import Batch, Params, TrainState
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.config import ConfigDict, Settings, claim, parse
@@ -28,12 +28,14 @@ from xrpo_jax.explore.reward import FAILED
 from xrpo_jax.log import Clock, Compiles, Log, ended, read_metrics
 from xrpo_jax.model import compare, export
 from xrpo_jax.model.params import count
+from xrpo_jax.profile import Profiler, steps_of
 from xrpo_jax.types import Ledger
 
 
 def run(config: ConfigDict, workdir: str) -> dict:
     """Train as `config` says, in `workdir`, from where it stands; returns the last evaluation."""
     settings = parse(config)  # a wrong setting dies here, before anything is loaded or compiled
+    compile_cache.keep(settings.compile.cache_dir)
     folder = pathlib.Path(workdir)
     parts, fresh = build(settings)
     if settings.checkpoint.export != "no":  # a target that would be refused, now and not later
@@ -115,16 +117,21 @@ def _loop(
         return start, state, True
     compiles = Compiles()
     bar.set_postfix_str("compiling")
+    begun = time.perf_counter()
     warm_up(parts, state, getattr(explore.planner, "pauses", False))
+    compiled, spent = compiles.take(), time.perf_counter() - begun
+    bar.write(report.warmed_up(compiled, spent))
+    warmed = {"compiles_warm_up": len(compiled.names), "seconds/warm_up": spent}
     if not start:
         ledger = _estimated(parts, settings, state.params, ledger, bar, signals)
         if signals.stop:  # nothing is lost: no step was made
             bar.close()
             return start, state, False
-    counted = compiles.count
+    profiler = Profiler(folder / "profile", steps_of(settings.profile.steps))
     for step in range(start, settings.train.steps):
+        profiler.begin(step)
         clock = Clock()
-        metrics = {}
+        metrics = warmed if step == start else {}
         if step % settings.eval.every == 0:
             with clock("evaluate"):
                 metrics |= held_out(parts, settings, state.params, step, folder, bar)
@@ -157,19 +164,23 @@ def _loop(
         metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
         metrics["seconds/step"] = spent
         # Since the last record, so that what saving and evaluating compile shows, too.
-        metrics["compiles"], counted = compiles.count - counted, compiles.count
+        compiled = compiles.take()
+        metrics |= compiled.metrics()
         log.metrics(step, metrics)
         log.rollouts(step, summary.records(progress, parts.tools.task))
         report.advance(bar, metrics)
         verdicts = [row.verdict for rows in progress.rollouts for row in rows]
         graded = [(verdict.status, verdict.reason) for verdict in verdicts]
         report.warn_failed(bar, f"step {step}", graded, settings.verify.alarm)
+        if step > start:
+            report.warn_compiled(bar, step, compiled)
         done = step + 1
         complete = _ended(settings, done, ledger)
         if complete:
             log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
         if done % settings.checkpoint.every == 0 or complete or signals.stop:
             checkpoint.save(manager, done, state, ledger)
+        profiler.end(step, complete or signals.stop)
         if complete or signals.stop:
             break
     bar.close()
