@@ -239,13 +239,14 @@ class Draw:
     In both calls `keys` are rng.Rows with N coordinates, of which each token takes its own by its
     place in the completion; `limit` is the number of new tokens (int or i[N]); `keep` asks for
     the rows' paths, which hold their cache on the device for as long as they live.
+    `finished(rows, samples)` is called with i[M] rows that have ended and their Samples.
     """
 
     sampler: Sampler
     mesh: Mesh
 
     def __call__(
-        self, params: Params, prompts, row, keys: rng.Rows, limit, keep: bool = False
+        self, params: Params, prompts, row, keys: rng.Rows, limit, keep: bool = False, finished=None
     ) -> Samples:
         """Row i continues `prompts[row[i]]`; prompts are token arrays, `row` is i[N].
 
@@ -279,9 +280,13 @@ class Draw:
                 begins = [fresh[i] for i in np.searchsorted(places, row[chunk])]
                 found = self._advance(weights, logits, cache, begins, keys, chunk, limit, keep)
                 _put(out, paths, chunk, found)
+                if finished is not None:
+                    finished(chunk, found)
         return out.replace(paths=tuple(paths)) if keep else out
 
-    def resume(self, params: Params, paths, keys: rng.Rows, limit, keep: bool = False) -> Samples:
+    def resume(
+        self, params: Params, paths, keys: rng.Rows, limit, keep: bool = False, finished=None
+    ) -> Samples:
         """Row i continues `paths[i]`; several may continue one. Only what is new is returned.
 
         A row ends with its T-th token whatever `limit` says, and nothing follows a stop token.
@@ -294,6 +299,11 @@ class Draw:
         limit = np.minimum(np.asarray(limit, np.int32), sampler.max_new_tokens - begun)
         out, kept = _nothing(sampler, len(paths)), list(paths)
         out.stopped[:] = [path.tokens[-1] in sampler.stop_ids for path in paths]
+        idle = np.flatnonzero(out.stopped | (limit <= 0))
+        if finished is not None and len(idle):
+            fields = (out.tokens, out.logp, out.length, out.stopped)
+            left = Samples(*(field[idle] for field in fields))
+            finished(idle, left.replace(paths=tuple(kept[i] for i in idle)) if keep else left)
         weights = _weights(sampler, params)
         seen: dict[int, int] = {}
         for path in paths:
@@ -314,6 +324,8 @@ class Draw:
                     weights, None, begins[0].cache, begins, keys, chunk, limit, keep
                 )
                 _put(out, kept, chunk, found)
+                if finished is not None:
+                    finished(chunk, found)
         return out.replace(paths=tuple(kept)) if keep else out
 
     def _gather(self, paths: list[Path]) -> list[Path]:
