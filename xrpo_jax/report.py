@@ -212,7 +212,7 @@ def phases(steps: list[dict]) -> str:
     shown = []
     for name in names:
         phase = name.removeprefix("seconds/")
-        if phase not in ("step", "evaluate", "verify_hidden"):
+        if phase not in ("step", "evaluate") and not phase.endswith(("_hidden", "_ahead")):
             spent = np.mean([r.get(name, 0.0) for r in steps])
             shown.append(f"{phase} {spent / whole:.1%}")
     return f"a step takes {whole:.2f} s: " + ", ".join(shown)

@@ -111,7 +111,7 @@ def _first_above(upto: jax.Array, part: jax.Array, target: jax.Array) -> jax.Arr
     return jnp.minimum(found, last).astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(meshes.program, static_argnums=0)
 def _prefill(sampler: Sampler, params: Params, tokens: jax.Array, length: jax.Array):
     """Next-token logits f32[G,V] and the cache of prompts i32[G,P] of `length` i32[G]."""
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
@@ -129,13 +129,13 @@ def _prefill(sampler: Sampler, params: Params, tokens: jax.Array, length: jax.Ar
     return transformer.logits(params, sampler.model, hidden), cache
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(meshes.program, static_argnums=0)
 def _weights(sampler: Sampler, params: Params):
     """The parameters as decoding reads them."""
     return decode.for_decoding(params, sampler.model, jnp.dtype(sampler.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(meshes.program, static_argnums=(0, 1, 2))
 def _decode(
     sampler: Sampler,
     mesh: Mesh,
@@ -213,7 +213,7 @@ def _decode(
     return samples, (_split(mesh, cache) if keep else None)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(meshes.program, static_argnums=0)
 def _merge(
     mesh: Mesh,
     merged: decode.Cache,

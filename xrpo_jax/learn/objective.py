@@ -32,6 +32,7 @@ class Learn:
     penalties: tuple[Callable, ...] = ()
     weight: Callable = SequenceMean()
     keep: tuple[Callable, ...] = ()
+    importance: Callable | None = None  # corrects for who sampled; reads Batch.sampler_logp
     whole_groups: bool = False  # a minibatch holds all rows of a prompt or none
 
     @property
@@ -68,6 +69,8 @@ def score(learn: Learn, batch: Batch, groups: Groups) -> Scores:
         kept = kept.replace(mask=kept.mask * keep(batch, groups)[:, None])
     weight = learn.weight(kept, groups)
     report |= reported(learn.weight, kept, groups)
+    if learn.importance is not None:
+        weight = weight * learn.importance(batch)
     advantage = jnp.broadcast_to(advantage[:, None], batch.mask.shape)
     graded = groups.having(batch.reward)
     right = graded.everything(batch.correct) / jnp.maximum(graded.everything(graded.weight), 1.0)

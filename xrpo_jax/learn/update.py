@@ -91,7 +91,7 @@ def make_learner(
     def sharded(function, in_specs, out_specs, **options):
         # check_vma stays on: without it the loss is right and the gradient silently wrong.
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-        return jax.jit(mapped, **options)
+        return meshes.program(mapped, **options)
 
     def local_stats(params, rows):
         return token_stats(policy, params, *rows)
@@ -170,7 +170,7 @@ def make_learner(
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
         with clock("score"):
-            scores = jax.device_get(score_of(put(_for_score(batch), meshes.rows)))
+            scores = jax.device_get(score_of(put(_for_score(batch, learn), meshes.rows)))
         report = {name: values[batch.valid > 0] for name, values in scores.report.items()}
         scores, read = scores.replace(report={}), _for_loss(batch, learn)
         draw = rng.host(seed, step, "minibatch")
@@ -321,9 +321,10 @@ def _for_loss(batch: Batch, learn: Learn) -> Batch:
     return batch.replace(**dict.fromkeys(unread))
 
 
-def _for_score(batch: Batch) -> Batch:
+def _for_score(batch: Batch, learn: Learn) -> Batch:
     """The batch without what only the model and the log read."""
-    return batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
+    sampled = None if learn.importance is None else batch.sampler_logp
+    return batch.replace(prompt=None, prompt_length=None, sampler_logp=sampled)
 
 
 def _minibatches(
