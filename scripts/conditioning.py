@@ -150,8 +150,7 @@ def _states(tools, segment) -> bool:
 
 def _numbers(tools, rows) -> list[float]:
     """The metrics of one group, in their order; NaN where nothing could be graded."""
-    verdicts = tools.grade([(row.prompt, row.text) for row in rows])
-    right = [verdict.correct for verdict in verdicts if verdict.status not in FAILED]
+    right = [row.verdict.correct for row in rows if row.verdict.status not in FAILED]
     stated = {tools.task.answer(row.prompt, row.text) for row in rows} - {None}
     return [
         len(stated),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from xrpo_jax.arrays import Path, Samples
-from xrpo_jax.explore.reward import Graded, grade_here
+from xrpo_jax.explore.grading import Here
+from xrpo_jax.explore.reward import Graded
 from xrpo_jax.types import Conversation, Kind, Progress, Rollout, Tools, Verdict, question
 
 END = 1  # the stop token; every other token is a character's code
@@ -65,7 +67,7 @@ def tools_for(task, prompt_limit: int = 1000, encode=encode_prompt, decode=decod
     """Tools of a task that is graded in this process."""
     return Tools(
         task=task,
-        grade=functools.partial(grade_here, task),
+        grading=functools.partial(Here, task),
         encode=encode,
         decode=decode,
         prompt_limit=prompt_limit,
@@ -137,14 +139,16 @@ class Cache(str):
 class Draw:
     """Draws what `says(prompt text, prompt, index)` returns, and keeps what it was asked.
 
-    A row that is resumed says the rest of its own text, from where the path's tokens end.
+    A row that is resumed says the rest of its own text, from where the path's tokens end. `ends`
+    says of how many rows which end together, in their order: a list of i[M]; by default all do.
     """
 
     says: object
     new: int = 8
+    ends: Callable = lambda size: [np.arange(size)]
     calls: list = dataclasses.field(default_factory=list)
 
-    def __call__(self, params, prompts, row, keys, limit, keep=False) -> Samples:
+    def __call__(self, params, prompts, row, keys, limit, keep=False, finished=None) -> Samples:
         texts = [decode(prompt) for prompt in prompts]
         nothing = np.zeros(0, np.int32)
         begins = [
@@ -156,15 +160,24 @@ class Draw:
             )
             for i, place in enumerate(row)
         ]
-        return self._draw(begins, keys, limit, keep, prompts=texts, row=np.array(row))
+        out = self._draw(begins, keys, limit, keep, prompts=texts, row=np.array(row))
+        return self._told(out, finished)
 
-    def resume(self, params, paths, keys, limit, keep=False) -> Samples:
+    def resume(self, params, paths, keys, limit, keep=False, finished=None) -> Samples:
         if any(len(path.tokens) == 0 for path in paths):
             raise ValueError("a path of no tokens cannot be resumed; allowed: at least one token")
         texts = [path.cache for path in paths]
-        return self._draw(
-            paths, keys, limit, keep, prompts=texts, row=np.arange(len(paths)), resumed=True
-        )
+        row = np.arange(len(paths))
+        out = self._draw(paths, keys, limit, keep, prompts=texts, row=row, resumed=True)
+        return self._told(out, finished)
+
+    def _told(self, out: Samples, finished) -> Samples:
+        """`out`, of which some rows after the other have ended."""
+        for rows in self.ends(len(out.length)) if finished else []:
+            fields = (out.tokens, out.logp, out.length, out.stopped)
+            paths = None if out.paths is None else tuple(out.paths[i] for i in rows)
+            finished(rows, Samples(*(field[rows] for field in fields), paths))
+        return out
 
     def _draw(self, begins, keys, limit, keep, **call) -> Samples:
         self.calls.append(

@@ -32,6 +32,8 @@ class Rows:
     baseline: np.ndarray | None = None  # f64[N] what was known of the prompt, from 0 to 1
     ancestors: np.ndarray | None = None  # i[N,A] column d: rows with one number share d segments
     kind: np.ndarray | None = None  # i[N] of types.Kind; None: all plain
+    sampled: np.ndarray | None = None  # f64[N,S] of the sampler; NaN: it saw another context
+    correction: tuple[str, float] | None = None  # level and cap of the importance weights
 
     @property
     def number(self) -> int:
@@ -211,8 +213,27 @@ def exact_kl(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _losses(rows: Rows, objective) -> list[dict[int, float]]:
-    """Minus `objective(row, column)` on every token of the loss."""
-    return [{t: -objective(i, t) for t in rows.trained(i)} for i in range(rows.number)]
+    """Minus `objective(row, column)` on every token of the loss, times its importance."""
+    weight = importance(rows)
+    return [
+        {t: -weight[i][t] * objective(i, t) for t in rows.trained(i)} for i in range(rows.number)
+    ]
+
+
+def importance(rows: Rows) -> list[dict[int, float]]:
+    """min(π_old / μ, cap) of a token or of the whole row; 1 where μ is not known."""
+    level, cap = rows.correction or ("none", 1.0)
+    weights = []
+    for i in range(rows.number):
+        ratios = {t: 1.0 for t in rows.tokens(i)}
+        for t in ratios:
+            if level != "none" and not math.isnan(rows.sampled[i, t]):
+                ratios[t] = math.exp(rows.old[i, t]) / math.exp(rows.sampled[i, t])
+        if level == "sequence":
+            ratios = dict.fromkeys(ratios, math.prod(ratios.values()))
+        capped = {t: min(ratio, cap) for t, ratio in ratios.items()}
+        weights.append(ratios if level == "none" else capped)
+    return weights
 
 
 def grpo(

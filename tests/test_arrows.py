@@ -18,7 +18,7 @@ LAYERS = (
     {"explore", "learn"},
     {"algorithms"},
     {"config"},
-    {"evaluate", "report", "build"},
+    {"evaluate", "report", "build", "ahead"},
     {"train"},
     {"main"},
 )

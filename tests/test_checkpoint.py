@@ -62,7 +62,7 @@ def load(folder, step: int | None = None, ledger=None, devices: int = 1):
     manager = checkpoint.open_manager(folder, 9)
     step = manager.latest_step() if step is None else step
     blank = jax.tree.map(np.zeros_like, make_ledger() if ledger is None else ledger)
-    found = checkpoint.restore(manager, step, make_state(99, devices), blank)
+    found = checkpoint.restore(manager, step, make_state(99, devices), blank)[:2]
     manager.close()
     return found
 
@@ -80,7 +80,7 @@ def test_an_empty_ledger(tmp_path):
     manager = checkpoint.open_manager(tmp_path, 2)
     ledger = {"values": {}, "seeder": {}}
     checkpoint.save(manager, 1, make_state(1), ledger)
-    state, found = checkpoint.restore(manager, 1, make_state(2), ledger)
+    state, found, _ = checkpoint.restore(manager, 1, make_state(2), ledger)
     manager.close()
     assert found == ledger
     assert_equal_bits(state, make_state(1))

@@ -145,7 +145,7 @@ LONG = 60  # tokens, so that a cache has several lengths: 32, 48 and 80
 
 
 def long_rows(**settings):
-    """70 rows of up to 60 tokens, the long ones first, by one stop token or a limit of their own."""
+    """70 rows of up to 60 tokens, the long ones first, by a stop token or a limit of their own."""
     row, index = np.arange(70) % 5, np.arange(70)
     limit = np.where((index % 3 == 0) | (index > 20), 3, LONG)
     return make(new=LONG, stops=STOPS[:1], **settings)(PROMPTS, row, keys(row, index), limit)
@@ -436,6 +436,31 @@ def test_nothing_is_kept_unless_asked_for():
     assert alive() == kept
     del found
     assert alive() == before
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_each_row_is_told_once_when_it_has_ended(keep):
+    def told(draw):
+        rows, samples = [], []
+        found = draw(lambda *some: (rows.append(some[0]), samples.append(some[1])))
+        order = np.argsort(np.concatenate(rows))
+        assert np.concatenate(rows)[order].tolist() == list(range(len(found.length)))
+        for name in ("tokens", "logp", "length", "stopped"):
+            each = np.concatenate([getattr(some, name) for some in samples])
+            np.testing.assert_array_equal(each[order], getattr(found, name))
+        if keep:
+            paths = [path for some in samples for path in some.paths]
+            for place, path in zip(order, found.paths, strict=True):
+                np.testing.assert_array_equal(paths[place].tokens, path.tokens)
+        else:
+            assert all(some.paths is None for some in samples)
+
+    told(lambda finished: make(slots=4)(PROMPTS, ROW, keys(), NEW, keep, finished))
+    begun = make(slots=4)(PROMPTS, ROW, keys(), PAUSE, keep=True)
+    draw = make(slots=4)
+    # Some have nothing to go on with: they stopped, or may not grow.
+    limit = np.where(np.arange(len(ROW)) % 3, NEW, 0)
+    told(lambda finished: draw.func.resume(*draw.args, begun.paths, keys(), limit, keep, finished))
 
 
 def test_no_shape_of_a_tree_compiles_anew():

@@ -529,7 +529,7 @@ def test_a_saved_ledger_draws_on_as_if_it_had_not_been(tmp_path):
     )
     manager = checkpoint.open_manager(tmp_path, 1)
     checkpoint.save(manager, 4, state, ledger)
-    _, loaded = checkpoint.restore(manager, 4, checkpoint.shapes(state), start)
+    _, loaded, _ = checkpoint.restore(manager, 4, checkpoint.shapes(state), start)
     manager.close()
     drawn = set()
     for step in range(4, 9):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import oracles
 import pytest
-from fakes import CORRECT, WRONG, Draw, tools
+from fakes import Draw, Texts, tools, tools_for
 from test_learn import RAGGED, close, make_batch, run, score_of
 
 from xrpo_jax import checkpoint, rng, train
@@ -18,7 +18,6 @@ from xrpo_jax.explore.curriculum import Prioritized
 from xrpo_jax.explore.values import Discounted
 from xrpo_jax.learn.advantage import Tracker
 from xrpo_jax.log import Clock
-from xrpo_jax.types import Verdict
 
 BUDGET = base.Budget(group=4, max_new_tokens=7)
 SPO = base.make("spo", BUDGET)
@@ -249,25 +248,26 @@ def test_first_estimates_are_draws_of_their_own_and_leave_out_what_failed():
     """Two samples of each of five prompts, of which prompt 3 cannot be graded once."""
     keys, indices = [], []
 
-    def draw(params, prompts, row, rows, limit):
+    def draw(params, prompts, row, rows, limit, **more):
         keys.append(np.array(rows.step_key))
         indices.append(np.array(rows.index).tolist())
-        return drawn(params, prompts, row, rows, limit)
+        return drawn(params, prompts, row, rows, limit, **more)
 
     drawn = Draw(says=lambda text, prompt, index: "A" if prompt < 2 or index else "no", new=7)
 
-    def grade(pairs):
-        crashed = Verdict(status="crashed", score=0.0)
-        seen = [prompt for prompt, _ in pairs]
-        verdicts = [CORRECT if text == "A" else WRONG for _, text in pairs]
-        if 3 in seen:
-            verdicts[seen.index(3)] = crashed
-        return verdicts
+    class Failing(Texts):
+        failed = []
+
+        def rewards(self, i, completion):
+            if i == 3 and not self.failed:
+                self.failed.append(i)
+                raise RuntimeError("scorer")
+            return super().rewards(i, completion)
 
     explore = base.make("spo", BUDGET, offline=2).explore
-    five = tools([f"q{i}:" for i in range(5)], ["A"] * 5)
+    five = Failing(prompts=tuple(f"q{i}:" for i in range(5)), answers=("A",) * 5)
     parts = types.SimpleNamespace(
-        tools=dataclasses.replace(five, grade=grade),
+        tools=tools_for(five),
         draw=draw,
         shape=types.SimpleNamespace(prompts=2, max_new_tokens=7),
     )

@@ -16,7 +16,7 @@ from tiny import policy
 from tqdm import tqdm
 
 from xrpo_jax import report, train
-from xrpo_jax.build import _graders
+from xrpo_jax.build import _gradings
 from xrpo_jax.config import VerifySettings, parse
 from xrpo_jax.explore.reward import Correctness, Format, Overlong, reward_of
 from xrpo_jax.log import read_metrics, read_rollouts
@@ -53,20 +53,27 @@ class Hanging:
 
 
 def test_a_task_that_hangs_is_graded_in_workers():
-    pool, (grade, grade_held_out) = _graders((Hanging(), Hanging()), VerifySettings(workers=2))
-    with pool:
-        found = grade([(0, text) for text in ("right", "hang", "wrong", "crash", "right")])
+    pool, (grading, held_out) = _gradings((Hanging(), Hanging()), VerifySettings(workers=2))
+    with pool, grading() as one, held_out() as other:
+        for text in ("right", "hang", "wrong", "crash", "right"):
+            one.add(0, text)
+        other.add(0, "right")
+        found = one.verdicts()
         statuses = [verdict.status for verdict in found]
         assert statuses == ["correct", "timed_out", "wrong", "crashed", "correct"]
         assert "0.5 s" in found[1].reason and "scorer" in found[3].reason
-        assert grade_held_out([(0, "right")]) == [CORRECT]
+        assert other.verdicts() == [CORRECT]
 
 
 def test_a_bounded_task_is_graded_here():
     task = arithmetic.make(size=3)
-    pool, graders = _graders((task, without(task, np.array([0]), "why")), VerifySettings())
+    pool, gradings = _gradings((task, without(task, np.array([0]), "why")), VerifySettings())
     assert pool is None
-    assert [grade([(0, "")])[0].status for grade in graders] == ["unparsed"] * 2
+    for made in gradings:
+        with made() as grading:
+            grading.add(0, "")
+            assert [verdict.status for verdict in grading.verdicts()] == ["unparsed"]
+            assert grading.hidden == 0
 
 
 # --- reward terms --------------------------------------------------------------------------------
@@ -177,7 +184,7 @@ def test_a_share_of_failed_verifiers_warns_loudly(capsys):
 
 def test_graders_never_import_jax():
     code = (
-        "import sys, xrpo_jax.verify, xrpo_jax.explore.reward, xrpo_jax.prompts; "
+        "import sys, xrpo_jax.verify, xrpo_jax.explore.grading, xrpo_jax.prompts; "
         "from xrpo_jax.tasks import arithmetic, countdown, files, reasoning_gym, sums; "
         "sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     )

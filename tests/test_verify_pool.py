@@ -202,6 +202,97 @@ def test_start_and_throughput(capsys):
     assert built < 0.5 and warm < 15 and rate > 1000  # 3 ms, 0.8 s, 25,000 where it is quiet
 
 
+# --- one item at a time ----------------------------------------------------------------------
+
+
+def test_a_stream_grades_while_items_are_handed_in(pool, tmp_path):
+    path = tmp_path / "count"
+    with Pool(graders.noted, workers=2) as own, own.begin() as stream:
+        for place in range(5):
+            stream.add((str(path), place % 4))
+            limit = time.monotonic() + 20  # it is graded before the next is there
+            while not path.exists() or len(lines(path)) < min(place + 1, 4):
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+        assert reasons(stream.verdicts()) == list("01230")
+        stream.add((str(path), 1))
+        assert reasons(stream.verdicts()) == list("012301") and len(lines(path)) == 4
+        assert stream.hidden > 0
+
+
+def test_adding_waits_for_nobody(pool):
+    with pool.begin() as stream:
+        for item in (("hang",), ("stop_myself",), *echoes(200)):
+            stream.add(item)
+        assert stream._working  # all were taken while the first two hang
+        verdicts = stream.verdicts()
+    assert [verdict.status for verdict in verdicts[:2]] == ["timed_out"] * 2
+    assert reasons(verdicts[2:]) == [str(value) for value in range(200)]
+
+
+def test_streams_take_turns(pool):
+    with pool.begin() as one, pool.begin() as other:
+        for value in range(50):
+            one.add(("echo", value))
+            other.add(("echo", -value))
+        assert reasons(pool.map(echoes(3, 90))) == ["90", "91", "92"]
+        assert reasons(other.verdicts()) == [str(-value) for value in range(50)]
+        assert reasons(one.verdicts()) == [str(value) for value in range(50)]
+
+
+def test_a_stream_that_is_given_up_ends_its_workers():
+    with Pool(graders.act, workers=2, deadline=60) as pool:
+        pool.map(echoes(2))
+        with pool.begin() as stream:
+            for item in (("hang",), ("hang_in_c",), ("echo", 1)):
+                stream.add(item)
+            zygote = pool._zygote.process.pid
+            limit = time.monotonic() + 20
+            while len(children(zygote)) < 2:
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            pids = [zygote, *children(zygote)]
+        assert gone(pids) and reasons(pool.map(echoes(2, 7))) == ["7", "8"]
+        for ask in (stream.verdicts, lambda: stream.add(("echo", 2))):
+            with pytest.raises(RuntimeError):
+                ask()
+
+
+def test_closing_the_pool_ends_a_stream():
+    pool = Pool(graders.act, workers=1, deadline=60)
+    with pool.begin() as stream:
+        stream.add(("hang",))
+        pool.close()
+        for ask in (stream.verdicts, lambda: stream.add(("echo", 2)), pool.begin):
+            with pytest.raises(RuntimeError, match="the pool is closed"):
+                ask()
+
+
+def test_a_stream_says_what_is_wrong(tmp_path):
+    with Pool(graders.echo, workers=1, modules=("no_such",)) as pool, pool.begin() as stream:
+        with pytest.raises(ValueError, match="item 0 cannot be sent to a worker"):
+            stream.add((lambda: 1,))
+        stream.add((1,))
+        for ask in (stream.verdicts, lambda: stream.add((2,))):
+            with pytest.raises(ValueError, match="modules='no_such'"):
+                ask()
+
+
+def test_a_stream_that_nobody_asks_ends_by_itself():
+    pool = Pool(graders.echo, workers=1)
+    stream = pool.begin()
+    stream.add((1,))
+    assert reasons(stream.verdicts()) == ["1"]
+    stream.add((2,))
+    pid = pool._zygote.process.pid
+    del stream, pool
+    limit = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < limit
+        gc.collect()
+        time.sleep(0.01)
+
+
 # --- what hangs ------------------------------------------------------------------------------
 
 

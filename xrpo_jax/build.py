@@ -17,7 +17,7 @@ from xrpo_jax.arrays import Draw, Params, TrainState
 from xrpo_jax.chat import Chat, make_chat
 from xrpo_jax.config import EMBEDDED, RolloutSettings, Settings, VerifySettings, check_enough
 from xrpo_jax.explore.collect import Shape, init_ledger
-from xrpo_jax.explore.reward import grade_here, grade_of
+from xrpo_jax.explore.grading import Here, grade_of, in_workers
 from xrpo_jax.learn.batches import Schedule
 from xrpo_jax.learn.optimizer import make_optimizer
 from xrpo_jax.learn.update import Learner, make_learner
@@ -29,7 +29,7 @@ from xrpo_jax.prompts import digest, fitting
 from xrpo_jax.sampler import Sampler, make_draw
 from xrpo_jax.sampling import Method
 from xrpo_jax.tokenizer import Tokenizer
-from xrpo_jax.types import Ledger, Task, Tools
+from xrpo_jax.types import Grading, Ledger, Task, Tools
 from xrpo_jax.verify.pool import Pool
 
 
@@ -80,17 +80,17 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong)
         for task in (settings.task, settings.eval_task)
     )
-    pool, graders = _graders(tasks, settings.verify)  # its workers start while this compiles
+    pool, gradings = _gradings(tasks, settings.verify)  # its workers start while this compiles
     tools, eval_tools = (
         Tools(
             task=task,
-            grade=grade,
+            grading=grading,
             encode=chat.encode,
             decode=lambda tokens: chat.opening + words.decode(tokens),
             prompt_limit=seeded_length,
             begin=tuple(words.encode("")),
         )
-        for task, grade in zip(tasks, graders, strict=True)
+        for task, grading in zip(tasks, gradings, strict=True)
     )
     check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
     if hasattr(seeder, "check"):
@@ -173,7 +173,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
     return parts, TrainState(params=params, optimizer=memory)
 
 
-def _graders(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool | None, list]:
+def _gradings(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool | None, list]:
     """How each task is graded: here where its verifier is bounded, else in one pool for all."""
     pool = None
     if not all(getattr(task, "bounded", False) for task in tasks):
@@ -185,12 +185,12 @@ def _graders(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool | 
             memory_mb=settings.memory_mb,
         )
 
-    def grader(place: int) -> Callable:
+    def grading(place: int) -> Callable[[], Grading]:
         if getattr(tasks[place], "bounded", False):
-            return functools.partial(grade_here, tasks[place])
-        return lambda answers: pool.map([(place, prompt, text) for prompt, text in answers])
+            return functools.partial(Here, tasks[place])
+        return functools.partial(in_workers, pool, place)
 
-    return pool, [grader(place) for place in range(len(tasks))]
+    return pool, [grading(place) for place in range(len(tasks))]
 
 
 def _lanes(rollout: RolloutSettings, devices: Mesh) -> int:

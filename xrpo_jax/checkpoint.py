@@ -1,7 +1,11 @@
-"""The state of a run on disk: TrainState and ledger under a step number, written atomically."""
+"""The state of a run on disk: TrainState and ledger under a step number, written atomically.
+
+Where rollouts are drawn ahead, the Origin of the step that comes next belongs to it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 
@@ -13,6 +17,15 @@ from xrpo_jax.arrays import Params, TrainState
 from xrpo_jax.types import Ledger
 
 Manager = ocp.CheckpointManager
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a step's rollouts are drawn with: the parameters and the ledger of an earlier `step`."""
+
+    step: int
+    params: Params
+    ledger: Ledger
 
 
 def open_manager(workdir: str | os.PathLike, keep: int) -> Manager:
@@ -29,9 +42,18 @@ def open_manager(workdir: str | os.PathLike, keep: int) -> Manager:
     return ocp.CheckpointManager(pathlib.Path(workdir).absolute() / "checkpoints", options=options)
 
 
-def save(manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: Ledger) -> None:
-    """Write (state, ledger) as `step`; on return it is on disk."""
-    tree = {"state": state, "ledger": {name: memory for name, memory in ledger.items() if memory}}
+def save(
+    manager: ocp.CheckpointManager,
+    step: int,
+    state: TrainState,
+    ledger: Ledger,
+    origin: Origin | None = None,
+) -> None:
+    """Write (state, ledger) as `step`; on return it is on disk.
+
+    An `origin` is that of the rollouts of `step`, and of the step before.
+    """
+    tree = _tree(state, ledger, origin)
     manager.save(step, args=ocp.args.StandardSave(tree), force=True)
     manager.wait_until_finished()
 
@@ -42,13 +64,19 @@ def shapes(tree: TrainState) -> TrainState:
 
 
 def restore(
-    manager: ocp.CheckpointManager, step: int, state: TrainState, ledger: Ledger
-) -> tuple[TrainState, Ledger]:
+    manager: ocp.CheckpointManager,
+    step: int,
+    state: TrainState,
+    ledger: Ledger,
+    ahead: bool = False,
+) -> tuple[TrainState, Ledger, Origin | None]:
     """Read `step` into the shapes, dtypes and placement of `state` and `ledger` (see `shapes`).
 
-    Raises ValueError, naming the directory and the cure, when it is damaged or of another run.
+    With `ahead` there is an origin, of the same shapes. Raises ValueError, naming the directory and
+    the cure, when it is damaged or of another run.
     """
-    tree = {"state": state, "ledger": {name: memory for name, memory in ledger.items() if memory}}
+    origin = Origin(step=step - 1, params=state.params, ledger=ledger) if ahead else None
+    tree = _tree(state, ledger, origin)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
     where = manager.directory / str(step)
     try:
@@ -59,8 +87,30 @@ def restore(
             f"checkpoint {where} cannot be read ({type(error).__name__}: {error}); delete that "
             "directory to resume from the one before it, or choose another --workdir"
         ) from error
-    memories = {name: found["ledger"].get(name, {}) for name in ledger}
-    return found["state"], {
+    if origin is not None:
+        stored = found["origin"]
+        origin = dataclasses.replace(
+            origin, params=stored["params"], ledger=_ledger(stored["ledger"], ledger)
+        )
+    return found["state"], _ledger(found["ledger"], ledger), origin
+
+
+def _tree(state: TrainState, ledger: Ledger, origin: Origin | None) -> dict:
+    """All of it by name; Orbax stores no empty memory."""
+
+    def filled(ledger: Ledger) -> Ledger:
+        return {name: memory for name, memory in ledger.items() if memory}
+
+    tree = {"state": state, "ledger": filled(ledger)}
+    if origin is not None:
+        tree["origin"] = {"params": origin.params, "ledger": filled(origin.ledger)}
+    return tree
+
+
+def _ledger(found: Ledger, like: Ledger) -> Ledger:
+    """What was stored, with the memories that are empty."""
+    memories = {name: found.get(name, {}) for name in like}
+    return {
         name: {key: np.asarray(value) for key, value in memory.items()}
         for name, memory in memories.items()
     }

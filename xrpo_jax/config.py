@@ -23,6 +23,7 @@ from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.algorithms.base import Algorithm, Budget
 from xrpo_jax.chat import TextSettings
 from xrpo_jax.explore.reward import RewardSettings, weighted
+from xrpo_jax.learn.importance import LEVELS, Truncated
 from xrpo_jax.learn.optimizer import OptimizerSettings
 from xrpo_jax.log import write_whole
 from xrpo_jax.model.packed import REMAT
@@ -74,6 +75,10 @@ class Train:
     lengths: tuple[int, ...] = ()  # completion widths for short ones, beside the token limit
     mask_truncated: bool = False  # rows cut off by the token limit are not trained on
     drop_zero_variance: bool = False  # rows of groups with equal rewards leave the denominator
+    async_rollouts: int = 0  # 1: a step's rollouts are drawn during the update before it, by the
+    # policy from before that
+    importance: str = "none"  # correct the loss for who sampled, by "token" or by "sequence"
+    importance_cap: float = 2.0  # above which importance weights are truncated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,6 +262,10 @@ def parse(config: ConfigDict) -> Settings:
     algorithm = algorithms.keeping(
         algorithm, stopped=train.mask_truncated, mixed=train.drop_zero_variance
     )
+    if train.importance != "none":
+        weight = Truncated(level=train.importance, cap=train.importance_cap)
+        learn = dataclasses.replace(algorithm.learn, importance=weight)
+        algorithm = dataclasses.replace(algorithm, learn=learn)
     terms = weighted(algorithm.explore.rewards, sections["reward"], rollout.max_new_tokens)
     explore = dataclasses.replace(algorithm.explore, rewards=terms)
     algorithm = dataclasses.replace(algorithm, explore=explore)
@@ -338,7 +347,10 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
         "train.minibatches train.epochs train.micro_batch train.share eval.every eval.problems "
         "eval.samples checkpoint.every checkpoint.keep verify.memory_mb",
     ),
-    "above 0": (lambda value: 0 < value < math.inf, "optimizer.learning_rate optimizer.clip_norm"),
+    "above 0": (
+        lambda value: 0 < value < math.inf,
+        "optimizer.learning_rate optimizer.clip_norm train.importance_cap",
+    ),
     "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
         lambda value: 0 < value < math.inf,
         "rollout.temperature",
@@ -351,6 +363,7 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
     ),
     "from 0 to below 1": (lambda value: 0 <= value < 1, "optimizer.beta1 optimizer.beta2"),
     "from 0 to 1": (lambda value: 0 <= value <= 1, "verify.alarm"),
+    "0 (off) or 1": (lambda value: value in (0, 1), "train.async_rollouts"),
 }
 
 
@@ -367,6 +380,7 @@ def _check_numbers(sections: dict) -> None:
         ("model.remat", sections["model"].remat, REMAT),
         ("checkpoint.export", sections["checkpoint"].export, (*DTYPES, "no")),
         ("eval.overlap", held_out.overlap, OVERLAPS),
+        ("train.importance", sections["train"].importance, LEVELS),
     ):
         if value not in words:
             raise ValueError(f"{name}={value!r}; allowed: {', '.join(words)}")

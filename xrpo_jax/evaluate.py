@@ -84,9 +84,18 @@ def answers(
         prompt=problems[row],
         index=np.tile(np.arange(samples), len(problems)),
     )
-    drawn = draw(params, encoded, row, keys, max_new_tokens)
-    texts = [tools.decode(drawn.tokens[i, : drawn.length[i]]) for i in range(len(row))]
-    return drawn, texts, tools.grade(list(zip(problems[row].tolist(), texts, strict=True)))
+    texts: dict[int, str] = {}
+    with tools.grading() as grading:
+
+        def finished(rows: np.ndarray, samples: Samples) -> None:
+            for i, one in enumerate(rows.tolist()):
+                texts[one] = tools.decode(samples.tokens[i, : samples.length[i]])
+                grading.add(int(keys.prompt[one]), texts[one])
+
+        drawn = draw(params, encoded, row, keys, max_new_tokens, finished=finished)
+        verdicts = dict(zip(texts, grading.verdicts(), strict=True))
+    everyone = range(len(row))
+    return drawn, [texts[i] for i in everyone], [verdicts[i] for i in everyone]
 
 
 def evaluate(

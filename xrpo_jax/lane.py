@@ -106,7 +106,7 @@ def empty(decoding: Decoding, mesh: Mesh, rows: int, length: int) -> Lane:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@functools.partial(meshes.program, static_argnums=0, donate_argnums=1)
 def begin(mesh: Mesh, lane: Lane, page: decode.Cache, start: Start, step_key: jax.Array) -> Lane:
     """The lane with new rows, whose slots are copied from the page as far as both reach."""
     length = min(page.keys[0].shape[2], lane.cache.keys[0].shape[2])
@@ -133,7 +133,7 @@ def begin(mesh: Mesh, lane: Lane, page: decode.Cache, start: Start, step_key: ja
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(meshes.program, static_argnums=(0, 3))
 def fit(mesh: Mesh, lane: Lane, place: jax.Array, length: int) -> Lane:
     """The rows `place` i32[n'] of a lane in a cache of another length; -1 gives an idle row."""
     chosen = jax.tree.map(lambda leaf: leaf[jnp.maximum(place, 0)], lane)

@@ -1,12 +1,18 @@
-"""The device mesh and the two placements that the library uses."""
+"""The device mesh, the two placements that the library uses, and in which order programs run."""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
+_order, _threads = threading.Lock(), 1
 
 
 def make(devices: int = 0, cpu_devices: int = 0) -> Mesh:
@@ -34,3 +40,35 @@ def rows(mesh: Mesh) -> NamedSharding:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """A copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def program(function: Callable, **options) -> Callable:
+    """`jax.jit` of what several threads may call, for programs that join several devices."""
+    # Compiling, which is done at the first call, is for several threads at a time.
+    return functools.wraps(function)(in_order(jax.jit(function, **options)))
+
+
+def in_order(compiled: Callable) -> Callable:
+    """A compiled program that joins several devices and that several threads may call.
+
+    All devices must get such programs in one order, or each waits for another for ever. Within
+    `several_threads` they are therefore handed over one at a time, which does not wait until they
+    have run.
+    """
+
+    def call(*arguments):
+        with _order if _threads > 1 else contextlib.nullcontext():
+            return compiled(*arguments)
+
+    return call
+
+
+@contextlib.contextmanager
+def several_threads() -> Iterator[None]:
+    """Within this, more than one thread calls programs."""
+    global _threads
+    _threads += 1
+    try:
+        yield
+    finally:
+        _threads -= 1

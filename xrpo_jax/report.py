@@ -229,7 +229,8 @@ def phases(steps: list[dict]) -> str:
     shown = []
     for name in names:
         phase = name.removeprefix("seconds/")
-        if phase not in ("step", "evaluate", "compile", "warm_up"):
+        hidden = phase.endswith(("_hidden", "_ahead"))
+        if phase not in ("step", "evaluate", "compile", "warm_up") and not hidden:
             spent = np.mean([r.get(name, 0.0) for r in steps])
             shown.append(f"{phase} {spent / whole:.1%}")
     return f"a step takes {whole:.2f} s: " + ", ".join(shown)

@@ -17,13 +17,13 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from xrpo_jax import checkpoint, compile_cache, report, rng
+from xrpo_jax import ahead, checkpoint, compile_cache, report, rng
 from xrpo_jax.arrays import Batch, Params, TrainState
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import answers, evaluate
 from xrpo_jax.explore import summary
-from xrpo_jax.explore.collect import collect, remember
+from xrpo_jax.explore.collect import remember
 from xrpo_jax.explore.reward import FAILED
 from xrpo_jax.log import Clock, Compiles, Log, ended, read_metrics
 from xrpo_jax.model import compare, export
@@ -51,8 +51,10 @@ def run(config: ConfigDict, workdir: str) -> dict:
     with claim(settings, folder, parts.facts), parts.pool or contextlib.nullcontext():
         manager = checkpoint.open_manager(folder, settings.checkpoint.keep)
         start = manager.latest_step() or 0
-        with _Signals() as signals:
-            done, state, complete = _loop(settings, parts, folder, manager, start, begin, signals)
+        with _Signals() as signals, contextlib.ExitStack() as closing:
+            done, state, complete = _loop(
+                settings, parts, folder, manager, start, begin, signals, closing
+            )
         manager.close()
         exported, failure = "", None
         if complete and settings.checkpoint.export != "no":
@@ -76,15 +78,24 @@ def _export(settings: Settings, parts: Parts, folder: pathlib.Path, params: Para
 
 
 def _restored(
-    parts: Parts, manager: checkpoint.Manager, start: int, begin: list[TrainState]
-) -> tuple[TrainState, Ledger]:
-    """The state and ledger of step `start`; takes the first state out of `begin`."""
+    settings: Settings,
+    parts: Parts,
+    manager: checkpoint.Manager,
+    start: int,
+    begin: list[TrainState],
+) -> tuple[TrainState, Ledger, checkpoint.Origin | None]:
+    """The state and ledger of step `start`, and where rollouts are drawn ahead their origin.
+
+    Takes the first state out of `begin`, which has no origin yet.
+    """
     state = begin.pop()
     if not start:
-        return state, parts.ledger
+        return state, parts.ledger, None
     like = checkpoint.shapes(state)
     del state  # makes room for what is read
-    return checkpoint.restore(manager, start, like, parts.ledger)
+    return checkpoint.restore(
+        manager, start, like, parts.ledger, bool(settings.train.async_rollouts)
+    )
 
 
 def _loop(
@@ -95,14 +106,15 @@ def _loop(
     start: int,
     begin: list[TrainState],
     signals: _Signals,
+    closing: contextlib.ExitStack,
 ) -> tuple[int, TrainState, bool]:
     """Steps from `start` on; the step reached, its state, and whether nothing is left to do.
 
-    Stops sooner where a signal asks to.
+    Stops sooner where a signal asks to; what is still being drawn then ends with `closing`.
     """
     if not start:
         _refuse_lost_checkpoints(settings, folder)
-    state, ledger = _restored(parts, manager, start, begin)
+    state, ledger, origin = _restored(settings, parts, manager, start, begin)
     records = read_metrics(folder / "metrics.jsonl")
     if _ended(settings, start, ledger) and ended(records) and records[-1]["step"] == start:
         return start, state, True
@@ -128,25 +140,18 @@ def _loop(
             bar.close()
             return start, state, False
     profiler = Profiler(folder / "profile", steps_of(settings.profile.steps))
+    source = closing.enter_context(_source(settings, parts, state, ledger, start, origin))
+    del origin  # the source lets go of its parameters with the next step
     for step in range(start, settings.train.steps):
         profiler.begin(step)
         clock = Clock()
         metrics = warmed if step == start else {}
+        begun = time.perf_counter()
         if step % settings.eval.every == 0:
+            source.wait(clock)  # a draw shares the devices with no evaluation
             with clock("evaluate"):
                 metrics |= held_out(parts, settings, state.params, step, folder, bar)
-        begun = time.perf_counter()
-        batch, progress = collect(
-            explore,
-            parts.tools,
-            parts.draw,
-            state.params,
-            ledger,
-            parts.shape,
-            settings.seed,
-            step,
-            clock,
-        )
+        batch, progress, told = source.take(state.params, ledger, step, clock)
         with clock("annotate"):
             batch = parts.learner.annotate(state.params, parts.reference, batch)
             logp_of = functools.partial(parts.learner.logp, state.params)
@@ -156,10 +161,12 @@ def _loop(
 
         groups = explore.planner.select(progress)
         metrics |= summary.summarise(explore, progress, ledger, parts.tools.task, groups)
-        metrics |= learned | sampler_gap(batch)
+        metrics |= learned | sampler_gap(batch) | told
+        if settings.algorithm.learn.importance is not None:
+            metrics |= settings.algorithm.learn.importance.statistics(batch)
         looked_at = (batch.mask > 0) & np.isfinite(batch.old_entropy)
         metrics["old_entropy"] = float(batch.old_entropy[looked_at].sum() / max(looked_at.sum(), 1))
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - begun - clock.seconds.get("evaluate", 0.0)
         metrics["tokens_per_second"] = progress.decoded / spent
         metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
         metrics["seconds/step"] = spent
@@ -177,15 +184,39 @@ def _loop(
         done = step + 1
         complete = _ended(settings, done, ledger)
         if complete:
+            source.give_up()
             log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
         if done % settings.checkpoint.every == 0 or complete or signals.stop:
-            checkpoint.save(manager, done, state, ledger)
+            checkpoint.save(manager, done, state, ledger, source.origin)
         profiler.end(step, complete or signals.stop)
         if complete or signals.stop:
             break
     bar.close()
     compiles.close()
     return done, state, complete
+
+
+def _source(
+    settings: Settings,
+    parts: Parts,
+    state: TrainState,
+    ledger: Ledger,
+    step: int,
+    origin: checkpoint.Origin | None,
+) -> ahead.Now | ahead.Ahead:
+    """Where the rollouts of `step` and of those after it come from."""
+    now = ahead.Now(
+        explore=settings.algorithm.explore,
+        tools=parts.tools,
+        draw=parts.draw,
+        shape=parts.shape,
+        seed=settings.seed,
+    )
+    if not settings.train.async_rollouts:
+        return now
+    if origin is None:
+        origin = ahead.first(state.params, ledger)
+    return ahead.Ahead(now, settings.train.steps, step, origin)
 
 
 def _ended(settings: Settings, step: int, ledger: Ledger) -> bool:
@@ -271,7 +302,8 @@ def held_out(
 def sampler_gap(batch: Batch) -> dict[str, float]:
     """How far the sampler's log-probs are from the trainer's, over tokens drawn in context.
 
-    Rows that the trainer did not have to look at (learn/update.py) count in neither.
+    Rows that the trainer did not have to look at (learn/update.py) count in neither. Where rollouts
+    are drawn ahead this is also how far the policy has moved since.
     """
     seen = (batch.mask > 0) & np.isfinite(batch.sampler_logp) & np.isfinite(batch.old_logp)
     gap = np.abs(batch.sampler_logp[seen] - batch.old_logp[seen])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -255,12 +255,31 @@ class Progress:
         return bool(rows) and not any(row.verdict.correct for row in rows)
 
 
+class Grading(Protocol):
+    """Completions that are graded while others are still decoded.
+
+    It is used within a `with`, which gives up what is not graded when it is left.
+    """
+
+    hidden: float  # seconds in which something was being graded and nobody waited for it
+
+    def __enter__(self) -> Grading: ...
+
+    def __exit__(self, *error) -> None: ...
+
+    def add(self, prompt: int, text: str) -> None:
+        """Hand in a completion of the task's prompt; waits for no worker process."""
+
+    def verdicts(self) -> list[Verdict]:
+        """What is said of each completion, in the order added."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
     """What host parts may ask of the run: the task, its grader, the tokenizer, the prompt limit."""
 
     task: Task
-    grade: Callable[[Sequence[tuple[int, str]]], list[Verdict]]  # (prompt, completion) pairs
+    grading: Callable[[], Grading]
     encode: Callable[[Conversation], list[int]]
     decode: Callable[[Any], str]
     prompt_limit: int  # tokens of a prompt with what a seeder adds

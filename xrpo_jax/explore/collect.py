@@ -20,7 +20,7 @@ from xrpo_jax.explore.sample import sample
 from xrpo_jax.explore.seeding import NoSeed
 from xrpo_jax.explore.values import LogpOf, NoValues
 from xrpo_jax.log import Clock
-from xrpo_jax.types import Ledger, Progress, Rollout, Tools, Verdict
+from xrpo_jax.types import Ledger, Progress, Rollout, Tools
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def collect(
             ]
         rows = sample(tools, draw, params, progress, requests, contexts, pauses, round, clock)
         with clock("verify"):
-            progress = _extend(progress, _graded(explore, tools, shape, rows))
+            progress = _extend(progress, [_rewarded(explore, shape, row) for row in rows])
     forget_paths([row for slot in (*progress.rollouts, *progress.drafts) for row in slot])
     with clock("plan"):
         batch = pack(progress, explore.planner.select(progress), shape)
@@ -135,19 +135,15 @@ def _begin(
     )
 
 
-def _graded(explore: Explore, tools: Tools, shape: Shape, rows: list[Rollout]) -> list[Rollout]:
-    """The rows with verdict and reward, but for drafts."""
-    answers = [row for row in rows if not row.draft]
-    verdicts = iter(tools.grade([(row.prompt, row.text) for row in answers]))
-
-    def graded(row: Rollout, verdict: Verdict) -> Rollout:
-        facts = Graded(
-            verdict=verdict, text=row.text, tokens=len(row.tokens), limit=shape.max_new_tokens
-        )
-        reward, terms = reward_of(explore.rewards, facts)
-        return dataclasses.replace(row, verdict=verdict, reward=reward, terms=terms)
-
-    return [row if row.draft else graded(row, next(verdicts)) for row in rows]
+def _rewarded(explore: Explore, shape: Shape, row: Rollout) -> Rollout:
+    """The row with its reward, unless it is a draft."""
+    if row.draft:
+        return row
+    facts = Graded(
+        verdict=row.verdict, text=row.text, tokens=len(row.tokens), limit=shape.max_new_tokens
+    )
+    reward, terms = reward_of(explore.rewards, facts)
+    return dataclasses.replace(row, reward=reward, terms=terms)
 
 
 def _extend(progress: Progress, rows: list[Rollout]) -> Progress:

@@ -7,10 +7,9 @@ verdict alone, whatever the other terms say.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
-from xrpo_jax.types import Task, Verdict
+from xrpo_jax.types import Verdict
 from xrpo_jax.verify.extract import after_thinking, boxed, tagged, well_formed
 
 FAILED = ("timed_out", "crashed")  # of the verifier: they say nothing about the answer
@@ -19,24 +18,6 @@ STYLES = {  # what the format term asks of a completion
     "answer": lambda text: bool(tagged(after_thinking(text) or "")),
     "think_answer": well_formed,
 }
-
-
-def verdict_of(task: Task, prompt: int, text: str) -> Verdict:
-    """The task's verdict; one of status `crashed` when its verifier raises."""
-    try:
-        return task.rewards(prompt, text)
-    except Exception as error:
-        return Verdict(status="crashed", score=0.0, reason=f"{type(error).__name__}: {error}"[:200])
-
-
-def grade_here(task: Task, answers: Sequence[tuple[int, str]]) -> list[Verdict]:
-    """The verdicts on (prompt, completion) pairs, computed in this process without a deadline."""
-    return [verdict_of(task, prompt, text) for prompt, text in answers]
-
-
-def grade_of(tasks: tuple[Task, ...], place: int, prompt: int, text: str) -> Verdict:
-    """The verdict of one of several tasks: what a worker of a pool is given to do."""
-    return tasks[place].rewards(prompt, text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Requests and their contexts turned into rollouts, not yet graded."""
+"""Requests and their contexts turned into rollouts with verdicts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -33,9 +34,11 @@ def sample(
     round: int,
     clock: Clock,
 ) -> list[Rollout]:
-    """Draw what was requested, in the requests' order; no row has a verdict or a reward.
+    """Draw what was requested, in the requests' order; no row has a reward.
 
-    With `pauses` the drafts, and rows that might have become one, have a path to go on from.
+    A row is turned into text and handed to its verifier as soon as it has ended, while others are
+    drawn; drafts are not graded. With `pauses` the drafts, and rows that might have become one,
+    have a path to go on from.
     """
     with clock("plan"):
         asked, index = [], []
@@ -49,14 +52,28 @@ def sample(
         for row, each in enumerate(asked):
             keep = pauses and each.request.draft is not Draft.NONE
             ways.setdefault((each.request.resume, keep), []).append(row)
-    rollouts = {}
-    for (resume, keep), rows in ways.items():
-        these, numbers = [asked[row] for row in rows], [index[row] for row in rows]
-        with clock("sample"):
-            samples = _drawn(draw, params, progress, these, numbers, resume, keep)
+    rollouts: dict[int, Rollout] = {}
+    answers: list[int] = []  # rows in the order in which they ended
+    with tools.grading() as grading:
+        for (resume, keep), rows in ways.items():
+
+            def finished(places: np.ndarray, samples: Samples, rows: list[int] = rows) -> None:
+                with clock("verify"):
+                    for i, row in enumerate(rows[place] for place in places.tolist()):
+                        found = _rollout(tools, progress, asked[row], index[row], samples, i, round)
+                        rollouts[row] = found
+                        if not found.draft:
+                            answers.append(row)
+                            grading.add(found.prompt, found.text)
+
+            these, numbers = [asked[row] for row in rows], [index[row] for row in rows]
+            with clock("sample"):
+                _draw(draw, params, progress, these, numbers, resume, keep, finished)
         with clock("verify"):
-            for i, (row, each) in enumerate(zip(rows, these, strict=True)):
-                rollouts[row] = _rollout(tools, progress, each, index[row], samples, i, round)
+            for row, verdict in zip(answers, grading.verdicts(), strict=True):
+                rollouts[row] = dataclasses.replace(rollouts[row], verdict=verdict)
+    hidden = clock.seconds.get("verify_hidden", 0.0) + grading.hidden
+    clock.seconds["verify_hidden"] = hidden
     return [rollouts[row] for row in range(len(asked))]
 
 
@@ -72,7 +89,7 @@ def _encoded(tools: Tools, context: Context) -> dict[str, np.ndarray]:
     return {"sampled": sampled, "trained": trained}
 
 
-def _drawn(
+def _draw(
     draw: Draw,
     params: Params,
     progress: Progress,
@@ -80,8 +97,9 @@ def _drawn(
     index: list[int],
     resume: bool,
     keep: bool,
-) -> Samples:
-    """The rows of `asked`, which are all begun or all resumed."""
+    finished: Callable[[np.ndarray, Samples], None],
+) -> None:
+    """Draw the rows of `asked`, which are all begun or all resumed."""
     keys = rng.Rows(
         step_key=rng.key(progress.seed, progress.step, "rollout"),
         prompt=np.array([progress.prompts[each.request.slot] for each in asked]),
@@ -90,12 +108,13 @@ def _drawn(
     limit = np.array([each.request.limit or progress.max_new_tokens for each in asked])
     if resume:
         paths = [each.request.source.path for each in asked]
-        return draw.resume(params, paths, keys, limit, keep=keep)
+        draw.resume(params, paths, keys, limit, keep=keep, finished=finished)
+        return
     # Rows of one request share their prompt's array.
     place: dict[int, int] = {}
     row = [place.setdefault(id(each.sampled), len(place)) for each in asked]
     prompts = list({id(each.sampled): each.sampled for each in asked}.values())
-    return draw(params, prompts, np.array(row), keys, limit, keep=keep)
+    draw(params, prompts, np.array(row), keys, limit, keep=keep, finished=finished)
 
 
 def _rollout(

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from xrpo_jax.arrays import Batch
+from xrpo_jax.learn.objective import Learn
 from xrpo_jax.model.packed import Packed
 
 ROUND = 16  # slots of a buffer are a multiple
@@ -254,7 +255,8 @@ def for_loss(batch: Batch, needs: frozenset[str]) -> Batch:
     return batch.replace(**dict.fromkeys(unread))
 
 
-def for_score(batch: Batch, deferred: bool) -> Batch:
+def for_score(batch: Batch, learn: Learn, deferred: bool) -> Batch:
     """The batch without what only the model and the log read, or what is not known yet."""
-    batch = batch.replace(prompt=None, prompt_length=None, sampler_logp=None)
+    sampled = None if learn.importance is None else batch.sampler_logp
+    batch = batch.replace(prompt=None, prompt_length=None, sampler_logp=sampled)
     return batch.replace(old_logp=None, old_entropy=None) if deferred else batch

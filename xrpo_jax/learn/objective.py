@@ -33,6 +33,7 @@ class Learn:
     penalties: tuple[Callable, ...] = ()
     weight: Callable = SequenceMean()
     keep: tuple[Callable, ...] = ()
+    importance: Callable | None = None  # corrects for who sampled; reads Batch.sampler_logp
     whole_groups: bool = False  # a minibatch holds all rows of a prompt or none
 
     @property
@@ -50,7 +51,7 @@ class Learn:
     @property
     def reads_old_logp(self) -> bool:
         """Whether the scores cannot be made before the old policy has looked at the batch."""
-        parts = (self.advantage, *self.shaping, self.weight, *self.keep)
+        parts = (self.advantage, *self.shaping, self.weight, *self.keep, self.importance)
         return any(getattr(part, "reads_old_logp", False) for part in parts)
 
     @property
@@ -75,6 +76,8 @@ def score(learn: Learn, batch: Batch, groups: Groups) -> Scores:
         kept = kept.replace(mask=kept.mask * keep(batch, groups)[:, None])
     weight = learn.weight(kept, groups)
     report |= reported(learn.weight, kept, groups)
+    if learn.importance is not None:
+        weight = weight * learn.importance(batch)
     advantage = jnp.broadcast_to(advantage[:, None], batch.mask.shape)
     graded = groups.having(batch.reward)
     right = graded.everything(batch.correct) / jnp.maximum(graded.everything(graded.weight), 1.0)

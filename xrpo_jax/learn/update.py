@@ -105,7 +105,7 @@ def make_learner(
             return jax.tree.map(jnp.add, total, (gradient, sums)), now
 
     stats_of = sharded(local_stats, (ALL, ROWS), ROWS)
-    score_of = sharded(local_score, (ROWS,), ROWS)
+    score_of = meshes.in_order(sharded(local_score, (ROWS,), ROWS))
     accumulate = sharded(
         local_accumulate,
         (ALL, ALL, ROWS, ROWS, ROWS, ALL, ALL),
@@ -175,7 +175,7 @@ def make_learner(
         """All optimizer updates of one annotated batch; metrics are floats."""
         clock = clock or Clock()
         with clock("score"):
-            scores = jax.device_get(score_of(put(for_score(batch, deferred), meshes.rows)))
+            scores = jax.device_get(score_of(put(for_score(batch, learn, deferred), meshes.rows)))
         report = {name: values[batch.valid > 0] for name, values in scores.report.items()}
         scores = scores.replace(report={})
         draw = rng.host(seed, step, "minibatch")
@@ -270,7 +270,7 @@ class _Programs(dict):
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
         key = function, shapes
         if key not in self:
-            self[key] = function.lower(*arguments).compile()
+            self[key] = meshes.in_order(function.lower(*arguments).compile())
         return self[key]
 
 

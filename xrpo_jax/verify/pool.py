@@ -3,14 +3,14 @@
     caller ── control socket ──▶ zygote: imports the grader once, forks, ends and reaps workers
        └───── a socket each ───▶ worker: one item at a time, a verdict back as JSON
 
-The caller, which may run JAX with many threads, is never forked and never waits for a process
-without a time limit. What is lost with a worker is graded again on a fresh one.
+The caller, which may run JAX with many threads, is never forked. A thread of its own speaks with
+the processes while there is something to grade, and never waits for one without a time limit. What
+is lost with a worker is graded again on a fresh one.
 """
 
 from __future__ import annotations
 
 import collections
-import hashlib
 import io
 import json
 import math
@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from xrpo_jax.types import Verdict
+from xrpo_jax.verify.stream import Stream, job_of
 from xrpo_jax.verify.worker import ITEM, LONGEST_REPLY, REPLY
 from xrpo_jax.verify.zygote import (
     Job,
@@ -47,6 +48,7 @@ SILENCE_LIMIT = 5.0  # seconds for an answer of the zygote, which takes millisec
 ROOM = 32  # MiB of address space that a worker needs beyond the imports
 KEPT = ("correct", "wrong", "unparsed")  # statuses that are remembered across calls
 MISSHAPEN = "reply of a wrong shape"
+Over = Callable[[], bool]
 ALLOWED = "a function of an importable module, or a method of a record that pickles"
 
 
@@ -84,7 +86,8 @@ class Pool:
         self._workers = workers or min(_cores(), 8)
         self._deadline, self._memory, self._cache_size = deadline, memory_mb, cache
         self._cache: collections.OrderedDict[bytes, Verdict] = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held by whoever speaks with the processes
+        self._remembering = threading.Lock()
         self._owner, self._closed, self._count = os.getpid(), False, 0
         self._begin()  # it imports while the caller goes on
 
@@ -97,32 +100,28 @@ class Pool:
         ValueError where an item does not pickle or the grader does not import, before any grading;
         RuntimeError where no process can be started or the pool is closed.
         """
-        with self._lock:
-            if self._closed or os.getpid() != self._owner:
-                raise RuntimeError("the pool is closed, or belongs to another process")
-            jobs = [_job(place, item) for place, item in enumerate(items)]
-            keys, verdicts = [job.key for job in jobs], {}
-            for key in keys:
-                if key in self._cache:
-                    self._cache.move_to_end(key)
-                    verdicts[key] = self._cache[key]
-            fresh = {job.key: job for job in jobs if job.key not in verdicts}
-            waiting = collections.deque(fresh.values())
-            del jobs, fresh  # a payload goes when its verdict is there
-            try:
-                self._grade_all(waiting, verdicts)
-            except BaseException:  # an interrupt too, at any line: begin anew next time
-                self._finalizer()
-                raise
-            finally:
-                self._remember(verdicts)
-            return [verdicts[key] for key in keys]
+        jobs = [job_of(place, item) for place, item in enumerate(items)]
+        with self.begin() as stream:
+            for job in jobs:
+                stream.put(job)
+            del jobs  # a payload goes when its verdict is there
+            return stream.verdicts()
+
+    def begin(self) -> Stream:
+        """A stream of items: `add(item)` for each, `verdicts()` in the end, all within a `with`.
+
+        Grading goes on while the caller does other work. All that is said of `map` holds, its bound
+        from the last `add` on. Several streams may be open at a time; they take turns.
+        """
+        self._check_open()
+        return Stream(self._serve, self._recall)
 
     def close(self) -> None:
         """End all processes; `map` raises afterwards."""
-        with self._lock:
-            self._closed = True
-            self._finalizer()
+        self._closed = True  # who is grading stops
+        if os.getpid() == self._owner:
+            with self._lock:
+                self._finalizer()
 
     def __enter__(self) -> Pool:
         return self
@@ -134,20 +133,43 @@ class Pool:
         self._zygote = start_zygote(self._setup, self._workers)
         self._finalizer = weakref.finalize(self, stop_zygote, self._zygote, os.getpid())
 
-    def _remember(self, verdicts: dict[bytes, Verdict]) -> None:
-        for key, verdict in verdicts.items():
-            if verdict.status in KEPT:
-                self._cache[key] = verdict
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
+    def _check_open(self) -> None:
+        if self._closed or os.getpid() != self._owner:
+            raise RuntimeError("the pool is closed, or belongs to another process")
 
-    def _grade_all(self, waiting: collections.deque[Job], verdicts: dict) -> None:
+    def _recall(self, key: bytes) -> Verdict | None:
+        with self._remembering:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return self._cache.get(key)
+
+    def _remember(self, verdicts: dict[bytes, Verdict]) -> None:
+        with self._remembering:
+            for key, verdict in verdicts.items():
+                if verdict.status in KEPT:
+                    self._cache[key] = verdict
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
+
+    def _serve(self, waiting: collections.deque[Job], verdicts: dict, over: Over) -> None:
+        """Grade until `waiting`, which may grow meanwhile, is empty; raises when `over()`."""
+        with self._lock:
+            try:
+                self._grade_all(waiting, verdicts, over)
+            except BaseException:  # where the caller gave up, too: begin anew next time
+                self._finalizer()
+                raise
+            finally:
+                self._remember(verdicts)
+
+    def _grade_all(self, waiting: collections.deque[Job], verdicts: dict, over: Over) -> None:
         """Grade until none is left, with another zygote whenever one dies."""
         while waiting:
-            self._get_ready()
+            self._get_ready(over)
             slots = self._zygote.slots
             try:
                 while waiting or any(slot.job for slot in slots):
+                    self._check_wanted(over)
                     self._turn(waiting, verdicts)
             except ZygoteLost:
                 self._zygote.process.kill()  # where it only fell silent
@@ -157,14 +179,21 @@ class Pool:
                     if not _failed(job, "the process that starts the workers died", verdicts):
                         waiting.appendleft(job)
 
-    def _get_ready(self) -> None:
+    def _check_wanted(self, over: Over) -> None:
+        self._check_open()
+        if over():
+            raise RuntimeError("nobody waits for the verdicts any more")
+
+    def _get_ready(self, over: Over) -> None:
         """Wait until the zygote has imported everything; start one where there is none."""
         for _ in range(ATTEMPTS):
+            self._check_wanted(over)
             if not self._finalizer.alive:
                 self._begin()
             zygote, limit = self._zygote, time.monotonic() + START_LIMIT
             try:
                 while not zygote.ready and time.monotonic() < limit:
+                    self._check_wanted(over)
                     if zygote.selector.select(0.5):
                         for what, _, value in hear(zygote):
                             self._started(what, value)
@@ -200,7 +229,9 @@ class Pool:
         # Taken before listening: a reply that came while the caller was held up still counts.
         now = time.monotonic()
         soonest = min((slot.job.expires for slot in zygote.slots if slot.job), default=now)
-        patience = min(max(0, soonest - now), 0.5 if zygote.asked == math.inf else 0.02)
+        # More may be handed in while a worker is free, and the zygote may have to be woken.
+        soon = zygote.asked < math.inf or any(slot.job is None for slot in zygote.slots)
+        patience = min(max(0, soonest - now), 0.02 if soon else 0.5)
         for key, mask in zygote.selector.select(patience):
             if key.data is None:
                 for what, serial, value in hear(zygote):
@@ -292,19 +323,6 @@ def _verdict(body: bytes) -> Verdict:
     except (ValueError, TypeError, RecursionError) as error:
         reason = f"{MISSHAPEN}: {error}"[:200]
         return Verdict(status="crashed", score=0.0, reason=reason)
-
-
-def _job(place: int, item: tuple) -> Job:
-    try:
-        if not isinstance(item, tuple):
-            raise TypeError(f"a {type(item).__name__}")
-        payload = pickle.dumps(item, protocol=5)
-    except Exception as error:
-        raise ValueError(
-            f"item {place} cannot be sent to a worker: {type(error).__name__}: {error}; allowed: "
-            "tuples of what pickles"
-        ) from error
-    return Job(hashlib.blake2b(payload, digest_size=16).digest(), payload)
 
 
 class _Pickler(pickle.Pickler):
