@@ -450,8 +450,8 @@ def test_lost_checkpoints_do_not_lose_the_metrics(policy_folder, tmp_path, lette
     [
         (
             ["--config=experiments/quickstart.py", "--config.rollout.grup=8"],
-            "error: rollout.grup is no setting; allowed: group, max_new_tokens, prompt_length, "
-            "prompts, seeded_length, slots, temperature\n",
+            "error: rollout.grup is no setting; allowed: chunk, group, lanes, max_new_tokens, "
+            "prompt_length, prompts, seeded_length, slots, temperature\n",
         ),
         (
             ["--config=experiments/nothing.py"],

@@ -285,18 +285,18 @@ class Draw:
         held: list[_Held | None] = [None] * self.sampler.lanes
         with concurrent.futures.ThreadPoolExecutor(self.sampler.lanes) as pool:
             while True:
-                done.sort()
-                if done and finished is not None:
-                    finished(np.array(done), _taken(out, done))
                 self._fill(held, queue, keys, keep)
                 busy = [lane for lane in held if lane is not None]
+                # JAX runs one program at a time for each thread that asks for one.
+                drawn = [pool.submit(self._advance, weights, lane) for lane in busy]
+                if done and finished is not None:  # whoever is told works while these run
+                    done.sort()
+                    finished(np.array(done), _taken(out, done))
                 if not busy:
                     break
-                # JAX runs one program at a time for each thread that asks for one.
-                drawn = list(pool.map(functools.partial(self._advance, weights), busy))
                 done = []
                 for lane, found in zip(busy, drawn, strict=True):
-                    done += _record(lane, found, out)
+                    done += _record(lane, found.result(), out)
                 if keep:  # a lane's rows are left where they are, and are told when all are there
                     done = []
                     for i, lane in enumerate(held):
