@@ -1,0 +1,255 @@
+"""This library's engine on a Work: what runs it once, through the same borders as train.py."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+from bench_work import Work, limits, right, texts
+
+from xrpo_jax import config, rng, tokenizer
+from xrpo_jax.build import Parts, build, warm_up
+from xrpo_jax.explore.collect import collect, remember
+from xrpo_jax.log import Clock, Compiles
+from xrpo_jax.model import export, params
+from xrpo_jax.model.config import ModelConfig
+from xrpo_jax.sampler import make_draw
+from xrpo_jax.types import Conversation, Verdict, question
+
+SHORTEST_PROMPT, LONGEST_PROMPT = 32, 41
+SMOLLM2 = pathlib.Path("checkpoints/SmolLM2-135M-Instruct")
+# What suits two cores; `--set` replaces them.
+DEFAULTS = {
+    "model.remat": True,
+    "rollout.slots": 64,
+    "train.micro_batch": 16,
+    "train.share": 8,
+    "optimizer.learning_rate": 1e-6,
+}
+
+
+def tiny(vocab_size: int = 416, context: int = 512) -> ModelConfig:
+    """A Llama of .8 M parameters at the embedded policy's vocabulary."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=context,
+        eos_token_ids=(2,),
+        bos_token_id=1,
+        pad_token_id=0,
+    )
+
+
+def model_folder(name: str, folder: pathlib.Path, vocab_size: int = 416, context: int = 512) -> str:
+    """The Hugging Face directory of `smollm2` or `tiny`; the latter is made in `folder`.
+
+    Raises FileNotFoundError without the former.
+    """
+    if name == "smollm2":
+        if not (SMOLLM2 / "config.json").is_file():
+            raise FileNotFoundError(f"{SMOLLM2} is not there; run bash scripts/fetch_smollm2.sh")
+        return str(SMOLLM2.absolute())
+    model = tiny(vocab_size, context)
+    target = folder / f"tiny-{vocab_size}-{context}"
+    if not (target / "config.json").is_file():
+        drawn = params.init(model, jax.random.PRNGKey(0))
+        export.save(target, model, drawn, tokenizer_dir=config.EMBEDDED)
+    return str(target.absolute())
+
+
+def make_work(
+    kind: str,
+    model: str,
+    dtype: str,
+    *,
+    prompts: int = 8,
+    samples: int = 8,
+    new_tokens: int = 64,
+    prompt_length: tuple[int, int] = (SHORTEST_PROMPT, LONGEST_PROMPT),
+) -> Work:
+    """The work of a kind for the model in the directory `model`."""
+    words = tokenizer.load(model)
+    said = texts(words.encode, prompts, *prompt_length)
+    return Work(
+        kind=kind,
+        model=model,
+        dtype=dtype,
+        texts=said,
+        prompts=tuple(tuple(words.encode(text)) for text in said),
+        samples=samples,
+        limits=limits(kind, prompts * samples, new_tokens),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Questions:
+    """The work's prompts as a task; a completion is right by its checksum."""
+
+    texts: tuple[str, ...]
+    levels: tuple[str, ...] = ("all",)
+    bounded = True
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def prompt(self, i: int) -> Conversation:
+        return question(self.texts[i])
+
+    def level(self, i: int) -> str:
+        return "all"
+
+    def answer(self, i: int, completion: str) -> str | None:
+        return None
+
+    def rewards(self, i: int, completion: str) -> Verdict:
+        if right(completion):
+            return Verdict(status="correct", score=1.0)
+        return Verdict(status="wrong", score=0.0)
+
+
+def settings_of(work: Work, chosen: dict[str, object]) -> config.Settings:
+    """The settings of a GRPO run that does the work; `chosen` ones win, by section.key.
+
+    ValueError on an unknown one.
+    """
+    longest = max(len(prompt) for prompt in work.prompts)
+    given = DEFAULTS | {
+        "init_from": work.model,
+        "algorithm.name": "grpo",
+        "task.name": "sums",
+        "task.size": 64,
+        "eval.problems": 3,
+        "text.chat": "plain",
+        "model.dtype": work.dtype,
+        "rollout.prompts": len(work.prompts),
+        "rollout.group": work.samples,
+        "rollout.prompt_length": longest,
+        "rollout.max_new_tokens": max(work.limits),
+        "rollout.temperature": work.temperature,
+    }
+    raw = config.default()
+    for name, value in (given | chosen).items():
+        wrong = config.unknown_setting([f"--config.{name}=0"])
+        if wrong:
+            raise ValueError(wrong)
+        section, _, key = name.rpartition(".")
+        place = raw[section] if section else raw
+        place[key] = value
+    task = Questions(texts=work.texts)
+    return dataclasses.replace(config.parse(raw), task=task, eval_task=task)
+
+
+def chosen_of(pairs: list[str]) -> dict[str, object]:
+    """`section.key=value` of a command line; ValueError on one without `=`."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--set={pair}; allowed: section.key=value")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+class Bench:
+    """The engine with the work's model, compiled on the first run of each kind."""
+
+    def __init__(self, work: Work, chosen: dict[str, object]):
+        self.work = work
+        self._compiled = []  # seconds of each compilation
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+        self.settings = settings_of(work, chosen)
+        self.parts, state = build(self.settings)
+        for text, tokens in zip(work.texts, work.prompts, strict=True):
+            if tuple(self.parts.chat.encode(question(text))) != tokens:
+                raise ValueError(f"the prompt {text!r} is encoded otherwise here")
+        # No token ends a row, so that every engine draws as many.
+        endless = dataclasses.replace(self.parts.draw.sampler, stop_ids=())
+        draw = make_draw(endless, self.parts.draw.mesh)
+        self.parts: Parts = dataclasses.replace(self.parts, draw=draw, eval_draw=draw)
+        # In a list, so that an update may take the memory of the state before.
+        self._state, self._ledger, self._batch, self._step = [state], self.parts.ledger, None, 0
+
+    def _heard(self, event: str, seconds: float, **_) -> None:
+        if event == Compiles.EVENT:
+            self._compiled.append(seconds)
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.parts.model
+
+    def run(self) -> dict:
+        """One run of the work: useful `tokens`, compilations and their seconds, mostly phases."""
+        self._step += 1
+        self._compiled.clear()
+        run = {"update": self._update, "step": self._whole}.get(self.work.kind, self._rollout)
+        facts = run()
+        # Several compile at a time, so that these seconds may be more than the run's.
+        return facts | {"compiles": len(self._compiled), "compile_seconds": sum(self._compiled)}
+
+    def _rollout(self) -> dict:
+        work = self.work
+        keys = rng.Rows(
+            step_key=rng.key(0, self._step, "rollout"),
+            prompt=np.repeat(np.arange(len(work.prompts)), work.samples),
+            index=np.tile(np.arange(work.samples), len(work.prompts)),
+        )
+        prompts = [np.array(prompt, np.int32) for prompt in work.prompts]
+        samples = self.parts.draw(
+            self._state[0].params, prompts, keys.prompt, keys, np.array(work.limits, np.int32)
+        )
+        if int(samples.length.sum()) != work.useful:
+            raise RuntimeError(f"{samples.length.sum()} tokens drawn; asked for {work.useful}")
+        return {"tokens": work.useful}
+
+    def _collect(self, clock: Clock):
+        parts, settings = self.parts, self.settings
+        return collect(
+            settings.algorithm.explore,
+            parts.tools,
+            parts.draw,
+            self._state[0].params,
+            self._ledger,
+            parts.shape,
+            settings.seed,
+            self._step,
+            clock,
+        )
+
+    def _update(self) -> dict:
+        if self._batch is None:
+            self._batch, _ = self._collect(Clock())
+        clock = Clock()
+        self._learn(self._batch, clock)
+        return {"tokens": self.work.useful, "phases": clock.seconds}
+
+    def _learn(self, batch, clock: Clock):
+        learner = self.parts.learner
+        with clock("annotate"):
+            batch = learner.annotate(self._state[0].params, self.parts.reference, batch)
+        with clock("update"):
+            state, _ = learner.update(self._state.pop(), batch, 0, self._step, clock)
+            self._state.append(jax.block_until_ready(state))
+        return batch
+
+    def _whole(self) -> dict:
+        if self._step == 1:
+            warm_up(self.parts, self._state[0], False)
+        clock = Clock()
+        batch, progress = self._collect(clock)
+        batch = self._learn(batch, clock)
+        explore = self.settings.algorithm.explore
+        self._ledger = remember(explore, self._ledger, progress, batch, None)
+        return {"tokens": progress.decoded, "phases": clock.seconds}
