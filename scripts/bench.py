@@ -28,7 +28,8 @@ from bench_work import KINDS, Work
 MODELS = ("smollm2", "tiny")
 DTYPES = ("float32", "bfloat16")
 CASES = tuple(":".join(case) for case in itertools.product(KINDS, MODELS, DTYPES))
-SMALL = {"prompts": 2, "samples": 2, "new_tokens": 4}
+SMALL = {"prompts": 2, "samples": 2, "new_tokens": 4, "repeats": 1}
+SMALL_MODEL = {"num_layers": 1, "hidden_size": 32, "intermediate_size": 64}
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -50,7 +51,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
             flag = name.replace("_", "-")
             parser.error(f"--{flag}={getattr(given, name)}; allowed: at least 1")
     if given.small:
-        vars(given).update(SMALL, repeats=1)
+        vars(given).update(SMALL)
     from bench_curve import POINTS
 
     known = tuple(POINTS) if given.cost_curve else CASES
@@ -111,6 +112,23 @@ def table(summaries: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def phases(results: dict[str, dict]) -> str:
+    """Shares of a run's seconds by phase, a line a case that has any."""
+    lines = []
+    for name, found in results.items():
+        runs = [run for run in found["runs"] if "phases" in run]
+        names = sorted({phase for run in runs for phase in run["phases"]})
+        shares = {
+            phase: statistics.median(run["phases"].get(phase, 0.0) / run["seconds"] for run in runs)
+            for phase in names
+        }
+        said = sorted(shares.items(), key=lambda item: -item[1])
+        if said:
+            told = ", ".join(f"{phase} {100 * share:.1f} %" for phase, share in said)
+            lines.append(f"{name.replace(':', ', ')}: {told}")
+    return "\n".join(lines)
+
+
 def main(argv: list[str]) -> int:
     """Run what is asked for and print it."""
     given = arguments(argv)
@@ -125,7 +143,7 @@ def main(argv: list[str]) -> int:
         kind, model, dtype = name.split(":")
         work = make_work(
             kind,
-            model_folder(model, given.out),
+            model_folder(model, given.out, **(SMALL_MODEL if given.small else {})),
             dtype,
             prompts=given.prompts,
             samples=given.samples,
@@ -136,7 +154,8 @@ def main(argv: list[str]) -> int:
         results[name] = found | {"summary": summary(found), "machine": describe()}
         print(table({name: results[name]["summary"]}).splitlines()[-1], flush=True)
         write(given.json, results)
-    print(f"\n{describe()}\n\n{table({name: each['summary'] for name, each in results.items()})}")
+    summaries = {name: found["summary"] for name, found in results.items()}
+    print(f"\n{describe()}\n\n{table(summaries)}\n\n{phases(results)}")
     return 0
 
 

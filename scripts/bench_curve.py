@@ -36,10 +36,11 @@ def main(given: argparse.Namespace) -> int:
     chosen = chosen_of(given.set)
     for name in given.names:
         point, kind = POINTS[name], name.rpartition(":")[2]
-        context = point["prompt"] + point["completion"]
+        context = max(point["prompt"] + point["completion"], 512)
+        changes = {"vocab_size": point["vocabulary"], "max_position_embeddings": context}
         work = make_work(
             kind,
-            model_folder("tiny", given.out, point["vocabulary"], max(512, context)),
+            model_folder("tiny", given.out, **changes),
             "float32",
             prompts=point["rows"] // SAMPLES,
             samples=SAMPLES,

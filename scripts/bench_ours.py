@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -11,13 +12,15 @@ import numpy as np
 from bench_work import Work, limits, right, texts
 
 from xrpo_jax import config, rng, tokenizer
+from xrpo_jax.arrays import Batch
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.explore.collect import collect, remember
 from xrpo_jax.log import Clock, Compiles
-from xrpo_jax.model import export, params
+from xrpo_jax.model import export
+from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.sampler import make_draw
-from xrpo_jax.types import Conversation, Verdict, question
+from xrpo_jax.types import Conversation, Progress, Verdict, question
 
 SHORTEST_PROMPT, LONGEST_PROMPT = 32, 41
 SMOLLM2 = pathlib.Path("checkpoints/SmolLM2-135M-Instruct")
@@ -31,11 +34,11 @@ DEFAULTS = {
 }
 
 
-def tiny(vocab_size: int = 416, context: int = 512) -> ModelConfig:
-    """A Llama of .8 M parameters at the embedded policy's vocabulary."""
-    return ModelConfig(
+def tiny(**changes) -> ModelConfig:
+    """A Llama of .8 M parameters at the embedded policy's vocabulary; `changes` replace fields."""
+    model = ModelConfig(
         family="llama",
-        vocab_size=vocab_size,
+        vocab_size=416,
         hidden_size=128,
         intermediate_size=384,
         num_layers=4,
@@ -43,14 +46,15 @@ def tiny(vocab_size: int = 416, context: int = 512) -> ModelConfig:
         num_kv_heads=2,
         head_dim=32,
         tie_word_embeddings=True,
-        max_position_embeddings=context,
+        max_position_embeddings=512,
         eos_token_ids=(2,),
         bos_token_id=1,
         pad_token_id=0,
     )
+    return dataclasses.replace(model, **changes)
 
 
-def model_folder(name: str, folder: pathlib.Path, vocab_size: int = 416, context: int = 512) -> str:
+def model_folder(name: str, folder: pathlib.Path, **changes) -> str:
     """The Hugging Face directory of `smollm2` or `tiny`; the latter is made in `folder`.
 
     Raises FileNotFoundError without the former.
@@ -59,10 +63,11 @@ def model_folder(name: str, folder: pathlib.Path, vocab_size: int = 416, context
         if not (SMOLLM2 / "config.json").is_file():
             raise FileNotFoundError(f"{SMOLLM2} is not there; run bash scripts/fetch_smollm2.sh")
         return str(SMOLLM2.absolute())
-    model = tiny(vocab_size, context)
-    target = folder / f"tiny-{vocab_size}-{context}"
+    parts = (f"{key}={value}" for key, value in sorted(changes.items()))
+    target = folder / ",".join(["tiny", *parts])
     if not (target / "config.json").is_file():
-        drawn = params.init(model, jax.random.PRNGKey(0))
+        model = tiny(**changes)
+        drawn = parameters.init(model, jax.random.PRNGKey(0))
         export.save(target, model, drawn, tokenizer_dir=config.EMBEDDED)
     return str(target.absolute())
 
@@ -214,7 +219,7 @@ class Bench:
             raise RuntimeError(f"{samples.length.sum()} tokens drawn; asked for {work.useful}")
         return {"tokens": work.useful}
 
-    def _collect(self, clock: Clock):
+    def _collect(self, clock: Clock) -> tuple[Batch, Progress]:
         parts, settings = self.parts, self.settings
         return collect(
             settings.algorithm.explore,
@@ -235,21 +240,24 @@ class Bench:
         self._learn(self._batch, clock)
         return {"tokens": self.work.useful, "phases": clock.seconds}
 
-    def _learn(self, batch, clock: Clock):
-        learner = self.parts.learner
+    def _learn(self, batch: Batch, clock: Clock, progress: Progress | None = None) -> None:
+        """What train.py does with a step's batch; without `progress` nothing is remembered."""
+        learner, params = self.parts.learner, self._state[0].params
         with clock("annotate"):
-            batch = learner.annotate(self._state[0].params, self.parts.reference, batch)
+            batch = learner.annotate(params, self.parts.reference, batch)
+            if progress is not None:
+                explore = self.settings.algorithm.explore
+                logp_of = functools.partial(learner.logp, params)
+                self._ledger = remember(explore, self._ledger, progress, batch, logp_of)
+        del params  # the update may take their memory
         with clock("update"):
-            state, _ = learner.update(self._state.pop(), batch, 0, self._step, clock)
+            state, *_ = learner.update(self._state.pop(), batch, 0, self._step, clock)
             self._state.append(jax.block_until_ready(state))
-        return batch
 
     def _whole(self) -> dict:
         if self._step == 1:
             warm_up(self.parts, self._state[0], False)
         clock = Clock()
         batch, progress = self._collect(clock)
-        batch = self._learn(batch, clock)
-        explore = self.settings.algorithm.explore
-        self._ledger = remember(explore, self._ledger, progress, batch, None)
+        self._learn(batch, clock, progress)
         return {"tokens": progress.decoded, "phases": clock.seconds}

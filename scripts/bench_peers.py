@@ -203,7 +203,7 @@ def compare(name: str, given: argparse.Namespace) -> dict:
             )
         ]
         found = measure(*sides, given.rounds, given.wrapper)
-    versions = environments.versions(peer.environment, given.envs)
+    versions = environments.shown(environments.versions(peer.environment, given.envs))
     return found | {
         "summary": summary(found),
         "machine": describe(),

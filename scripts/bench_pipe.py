@@ -7,6 +7,7 @@ twice. Plain Python, since the other engines' environments import it, too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -94,7 +95,8 @@ class Engine:
         return self
 
     def __exit__(self, *_) -> None:
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may have died
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
