@@ -68,7 +68,7 @@ def measure(work: Work, chosen: dict, repeats: int, log: pathlib.Path) -> dict:
     """The facts of a work: its first run, timed ones, the floor; from a process of its own."""
     asked = dataclasses.asdict(work) | {"options": chosen}
     with Engine(pathlib.Path(sys.executable), "ours", asked, log) as engine:
-        first = engine.run()
+        first = engine.warm()
         runs = [engine.run() for _ in range(repeats)]
         floor = engine.ask("floor")  # last, so that its memory counts for nothing
     return {"work": asked, "first": first, "runs": runs, "floor": floor}
@@ -136,7 +136,8 @@ def main(argv: list[str]) -> int:
         import bench_curve
 
         return bench_curve.main(given)
-    from bench_ours import chosen_of, make_work, model_folder  # starts JAX
+    from bench_models import make_work, model_folder  # starts JAX
+    from bench_ours import chosen_of
 
     chosen, results = chosen_of(given.set), {}
     for name in given.names:

@@ -30,7 +30,8 @@ POINTS = {
 def main(given: argparse.Namespace) -> int:
     """Measure the points that are asked for and draw all that the file has."""
     from bench import measure, summary, table, write
-    from bench_ours import chosen_of, make_work, model_folder
+    from bench_models import make_work, model_folder
+    from bench_ours import chosen_of
 
     file = given.json or given.out / "curve.json"
     chosen = chosen_of(given.set)

@@ -5,25 +5,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
-from bench_work import Work, limits, right, texts
+from bench_work import Work, right
 
-from xrpo_jax import config, rng, tokenizer
+from xrpo_jax import config, rng
 from xrpo_jax.arrays import Batch
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.explore.collect import collect, remember
 from xrpo_jax.log import Clock, Compiles
-from xrpo_jax.model import export
-from xrpo_jax.model import params as parameters
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.sampler import make_draw
 from xrpo_jax.types import Conversation, Progress, Verdict, question
 
-SHORTEST_PROMPT, LONGEST_PROMPT = 32, 41
-SMOLLM2 = pathlib.Path("checkpoints/SmolLM2-135M-Instruct")
 # What suits two cores; `--set` replaces them.
 DEFAULTS = {
     "model.remat": True,
@@ -32,68 +28,6 @@ DEFAULTS = {
     "train.share": 8,
     "optimizer.learning_rate": 1e-6,
 }
-
-
-def tiny(**changes) -> ModelConfig:
-    """A Llama of .8 M parameters at the embedded policy's vocabulary; `changes` replace fields."""
-    model = ModelConfig(
-        family="llama",
-        vocab_size=416,
-        hidden_size=128,
-        intermediate_size=384,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-        max_position_embeddings=512,
-        eos_token_ids=(2,),
-        bos_token_id=1,
-        pad_token_id=0,
-    )
-    return dataclasses.replace(model, **changes)
-
-
-def model_folder(name: str, folder: pathlib.Path, **changes) -> str:
-    """The Hugging Face directory of `smollm2` or `tiny`; the latter is made in `folder`.
-
-    Raises FileNotFoundError without the former.
-    """
-    if name == "smollm2":
-        if not (SMOLLM2 / "config.json").is_file():
-            raise FileNotFoundError(f"{SMOLLM2} is not there; run bash scripts/fetch_smollm2.sh")
-        return str(SMOLLM2.absolute())
-    parts = (f"{key}={value}" for key, value in sorted(changes.items()))
-    target = folder / ",".join(["tiny", *parts])
-    if not (target / "config.json").is_file():
-        model = tiny(**changes)
-        drawn = parameters.init(model, jax.random.PRNGKey(0))
-        export.save(target, model, drawn, tokenizer_dir=config.EMBEDDED)
-    return str(target.absolute())
-
-
-def make_work(
-    kind: str,
-    model: str,
-    dtype: str,
-    *,
-    prompts: int = 8,
-    samples: int = 8,
-    new_tokens: int = 64,
-    prompt_length: tuple[int, int] = (SHORTEST_PROMPT, LONGEST_PROMPT),
-) -> Work:
-    """The work of a kind for the model in the directory `model`."""
-    words = tokenizer.load(model)
-    said = texts(words.encode, prompts, *prompt_length)
-    return Work(
-        kind=kind,
-        model=model,
-        dtype=dtype,
-        texts=said,
-        prompts=tuple(tuple(words.encode(text)) for text in said),
-        samples=samples,
-        limits=limits(kind, prompts * samples, new_tokens),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,16 +129,27 @@ class Bench:
     def model(self) -> ModelConfig:
         return self.parts.model
 
+    def warm(self) -> dict:
+        """Compile all that a run needs: a rollout of one token a row, else a run."""
+        if self.work.kind in ("update", "step"):
+            return self.run()
+        return self._counted(functools.partial(self._rollout, (1,) * self.work.rows))
+
     def run(self) -> dict:
         """One run of the work: useful `tokens`, compilations and their seconds, mostly phases."""
+        rollout = functools.partial(self._rollout, self.work.limits)
+        return self._counted(
+            {"update": self._update, "step": self._whole}.get(self.work.kind, rollout)
+        )
+
+    def _counted(self, run: Callable[[], dict]) -> dict:
         self._step += 1
         self._compiled.clear()
-        run = {"update": self._update, "step": self._whole}.get(self.work.kind, self._rollout)
         facts = run()
         # Several compile at a time, so that these seconds may be more than the run's.
         return facts | {"compiles": len(self._compiled), "compile_seconds": sum(self._compiled)}
 
-    def _rollout(self) -> dict:
+    def _rollout(self, limits: tuple[int, ...]) -> dict:
         work = self.work
         keys = rng.Rows(
             step_key=rng.key(0, self._step, "rollout"),
@@ -213,11 +158,11 @@ class Bench:
         )
         prompts = [np.array(prompt, np.int32) for prompt in work.prompts]
         samples = self.parts.draw(
-            self._state[0].params, prompts, keys.prompt, keys, np.array(work.limits, np.int32)
+            self._state[0].params, prompts, keys.prompt, keys, np.array(limits, np.int32)
         )
-        if int(samples.length.sum()) != work.useful:
-            raise RuntimeError(f"{samples.length.sum()} tokens drawn; asked for {work.useful}")
-        return {"tokens": work.useful}
+        if not np.array_equal(samples.length, limits):
+            raise RuntimeError(f"rows of {samples.length} tokens; asked for {limits}")
+        return {"tokens": int(samples.length.sum())}
 
     def _collect(self, clock: Clock) -> tuple[Batch, Progress]:
         parts, settings = self.parts, self.settings

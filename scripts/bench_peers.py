@@ -112,10 +112,10 @@ def alone(wrapper: str):
 
 
 def measure(ours: Engine, peer: Engine, rounds: int, wrapper: str) -> dict:
-    """Both engines' runs: the first, which compiles, then `rounds` in turn."""
+    """Both engines' runs: the warm-up, then `rounds` in turn."""
     found = {"ours": [], "peer": []}
     with alone(wrapper):
-        first = {"ours": ours.run(), "peer": peer.run()}
+        first = {"ours": ours.warm(), "peer": peer.warm()}
     for _ in range(rounds):
         with alone(wrapper):
             found["ours"].append(ours.run())
@@ -177,7 +177,8 @@ def _range(spread: dict[str, float]) -> str:
 
 def compare(name: str, given: argparse.Namespace) -> dict:
     """Run one comparison."""
-    from bench_ours import chosen_of, make_work, model_folder  # starts JAX
+    from bench_models import make_work, model_folder  # starts JAX
+    from bench_ours import chosen_of
 
     peer_name, kind, model, dtype = name.split(":")
     peer = PEERS[peer_name]

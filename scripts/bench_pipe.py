@@ -25,7 +25,8 @@ SCRIPTS = pathlib.Path(__file__).parent
 def serve(prepare: Callable[[dict], dict[str, Callable[[], dict]]]) -> None:
     """Answer the driver; `prepare` loads what the work says and returns its commands by name.
 
-    Each returns facts as a dict; those of `run` have `tokens`, the number of useful ones.
+    Each returns facts as a dict; those of `run` have `tokens`, the number of useful ones. `warm`
+    compiles and allocates what a run needs, with less work; without it that is a run.
     """
     # Libraries print; the answers have the pipe to themselves.
     answers = os.fdopen(os.dup(1), "w")
@@ -37,6 +38,7 @@ def serve(prepare: Callable[[dict], dict[str, Callable[[], dict]]]) -> None:
 
     begun = time.perf_counter()
     commands = prepare(json.loads(sys.stdin.readline()))
+    commands.setdefault("warm", commands["run"])
     answer({"load_seconds": time.perf_counter() - begun})
     for command in iter(sys.stdin.readline, ""):
         with watch() as spell:
@@ -86,6 +88,10 @@ class Engine:
             last = said[-1] if said else "nothing was said"
             raise RuntimeError(f"{self.name} ended with {code}: {last} (all of it: {self.log})")
         return json.loads(answer)
+
+    def warm(self) -> dict:
+        """The facts of a first run, which may be of less work; later ones compile nothing."""
+        return self.ask("warm")
 
     def run(self) -> dict:
         """The facts of one run of the work."""

@@ -81,7 +81,7 @@ def test_work_travels_as_json(script):
 
 
 def test_floor_counts_each_product_once(script):
-    floor, tiny = script("bench_floor"), script("bench_ours").tiny()
+    floor, tiny = script("bench_floor"), script("bench_models").tiny()
     weights = sum(k * n * count for k, n, count in floor.shapes(tiny).values())
     from xrpo_jax.model import params
 
@@ -283,6 +283,7 @@ def engine(script, monkeypatch, tmp_path):
 def test_engines_run_when_told(engine):
     with engine({"dies_at": 0}) as one, engine({"dies_at": 0}) as other:
         assert [each.run()["tokens"] for each in (one, other, one)] == [1, 1, 2]
+        assert one.warm()["tokens"] == 3  # has no other way to warm up than to run
         assert {"seconds", "own", "others", "stolen", "peak_gb"} <= set(one.run())
 
 
@@ -303,12 +304,15 @@ def test_rounds_alternate_and_the_first_is_kept_apart(script):
         def __init__(self, name):
             self.name = name
 
+        def warm(self):
+            order.append(f"warm {self.name}")
+
         def run(self):
             order.append(self.name)
             return run(1.0, 1.0)
 
     found = peers.measure(Fake("ours"), Fake("peer"), 2, "")
-    assert order == ["ours", "peer"] * 3
+    assert order == ["warm ours", "warm peer", *["ours", "peer"] * 2]
     assert len(found["ours"]) == len(found["peer"]) == 2
 
 
@@ -326,7 +330,7 @@ def test_a_wrapper_holds_the_machine_while_engines_run(script):
 @pytest.fixture
 def model(script, tmp_path):
     """The directory of the model that --small takes."""
-    return script("bench_ours").model_folder("tiny", tmp_path, **script("bench").SMALL_MODEL)
+    return script("bench_models").model_folder("tiny", tmp_path, **script("bench").SMALL_MODEL)
 
 
 CHOSEN = {"rollout.slots": 8, "train.micro_batch": 8, "train.share": 4, "mesh.devices": 1}
@@ -335,18 +339,20 @@ CHOSEN = {"rollout.slots": 8, "train.micro_batch": 8, "train.share": 4, "mesh.de
 @pytest.mark.parametrize("kind", ["rollout", "update", "step"])
 def test_every_kind_runs_and_compiles_on_its_first_run_only(script, model, kind):
     ours = script("bench_ours")
-    work = ours.make_work(kind, model, "float32", prompts=2, samples=4, new_tokens=3)
+    make_work = script("bench_models").make_work
+    work = make_work(kind, model, "float32", prompts=2, samples=4, new_tokens=3)
     assert all(32 <= len(prompt) <= 41 for prompt in work.prompts)
     bench = ours.Bench(work, CHOSEN)
-    first, second = bench.run(), bench.run()
-    assert first["tokens"] == second["tokens"] == 8 * 3
+    first, second = bench.warm(), bench.run()
+    assert second["tokens"] == 8 * 3 and (first["tokens"] == 8) == (kind == "rollout")
     assert first["compiles"] > 0 and first["compile_seconds"] > 0
     assert second["compiles"] == 0
 
 
 def test_rows_get_the_tokens_they_are_to_get(script, model):
     ours = script("bench_ours")
-    work = ours.make_work("rollout", model, "float32", prompts=1, samples=4, new_tokens=3)
+    make_work = script("bench_models").make_work
+    work = make_work("rollout", model, "float32", prompts=1, samples=4, new_tokens=3)
     work = dataclasses.replace(work, limits=(1, 3, 2, 3))
     assert ours.Bench(work, CHOSEN).run()["tokens"] == 9
 

@@ -9,10 +9,14 @@ from bench_work import Work
 
 
 def prepare(raw: dict):
-    """Load and build; the commands that do the work once, and measure the products' floor."""
+    """Load and build; the commands that warm up, do the work once and measure its floor."""
     work = Work.read(raw)
     bench = Bench(work, raw["options"])
-    return {"run": bench.run, "floor": lambda: floor(bench.model, work)}
+    return {
+        "warm": bench.warm,
+        "run": bench.run,
+        "floor": lambda: floor(bench.model, work),
+    }
 
 
 if __name__ == "__main__":

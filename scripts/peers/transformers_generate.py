@@ -29,33 +29,34 @@ def prepare(raw: dict):
     rows = [prompt for prompt in work.prompts for _ in range(work.samples)]
     tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=work.temperature,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=max(work.limits),
-        eos_token_id=None,
-        pad_token_id=pad,
-        use_cache=True,
-        cache_implementation=options.get("cache"),
-    )
     model.generation_config = GenerationConfig(pad_token_id=pad)
-    limits = torch.tensor(work.limits)
 
     @torch.inference_mode()
-    def run() -> dict:
+    def generate(limits: tuple[int, ...]) -> dict:
         found = model.generate(
             input_ids=tokens,
             attention_mask=mask,
-            generation_config=config,
-            stopping_criteria=[Limits(width, limits)],
+            generation_config=GenerationConfig(
+                do_sample=True,
+                temperature=work.temperature,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=max(limits),
+                eos_token_id=None,
+                pad_token_id=pad,
+                use_cache=True,
+                cache_implementation=options.get("cache"),
+            ),
+            stopping_criteria=[Limits(width, torch.tensor(limits))],
         )
-        if found.shape[1] - width != max(work.limits):
-            raise RuntimeError(f"{found.shape[1] - width} tokens; asked for {max(work.limits)}")
-        return {"tokens": work.useful}
+        if found.shape[1] - width != max(limits):
+            raise RuntimeError(f"{found.shape[1] - width} tokens; asked for {max(limits)}")
+        return {"tokens": sum(limits)}
 
-    return {"run": run}
+    return {
+        "warm": lambda: generate((4,) * work.rows),
+        "run": lambda: generate(work.limits),
+    }
 
 
 if __name__ == "__main__":
