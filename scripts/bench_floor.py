@@ -34,33 +34,36 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def products(model: ModelConfig, work: Work) -> float:
-    """Floating point operations of the work's products with weights, none computed twice.
+def products(model: ModelConfig, work: Work) -> dict[str, float]:
+    """Floating point operations of the work's products with weights by name, none computed twice.
 
     A prompt is computed once for all its rows, in sampling and in training, and the head only where
     a token is chosen. Backward costs twice what forward does; the old log-probs are the forward's.
     """
-    sizes = {name: 2.0 * k * n * count for name, (k, n, count) in shapes(model).items()}
-    head = sizes.pop("head")
-    body = sum(sizes.values())
     prompts = sum(len(prompt) for prompt in work.prompts)
     fed = sum(limit - 1 for limit in work.limits)  # no token follows the last one
-    sampling = body * (prompts + fed) + head * (len(work.prompts) + fed)
-    training = 3 * (body * (prompts + fed) + head * work.useful)
-    return {"update": training, "step": sampling + training}.get(work.kind, sampling)
+    body = prompts + fed
+    sampled, trained = {"update": (0, 3), "step": (1, 3)}.get(work.kind, (1, 0))
+    found = {}
+    for name, (k, n, count) in shapes(model).items():
+        tokens = (sampled + trained) * body
+        if name == "head":
+            tokens = sampled * (len(work.prompts) + fed) + trained * work.useful
+        found[name] = 2.0 * k * n * count * tokens
+    return found
 
 
-def rates(model: ModelConfig, dtype: str, rows: int) -> dict[str, float]:
-    """Operations a second of each product at M = `rows` and 1024, the best of several tries.
+def rates(model: ModelConfig, dtype: str, rows: int) -> dict[str, dict[int, float]]:
+    """Operations a second of each product at M = `rows` and 1024 rows, the best of several tries.
 
     Sums are float32 whatever `dtype` is, as in the model.
     """
     found = {}
     for name, (k, n, _) in shapes(model).items():
+        found[name] = {}
         for m in sorted({rows, TRAINED_ROWS}):
             left, right = jnp.ones((m, k), dtype), jnp.ones((k, n), dtype)
-            seconds = _fastest(left, right)
-            found[f"{name} [{m},{k}]x[{k},{n}]"] = 2.0 * m * k * n / seconds
+            found[name][m] = 2.0 * m * k * n / _fastest(left, right)
     return found
 
 
@@ -85,13 +88,16 @@ def _fastest(left: jax.Array, right: jax.Array) -> float:
 
 
 def floor(model: ModelConfig, work: Work) -> dict:
-    """`seconds` at the best rate of all products, that rate, and what was measured."""
+    """Seconds of the work's products at the best rate of all, and with each at its own best."""
     measured = rates(model, work.dtype, work.rows)
-    best = max(measured.values())
-    operations = products(model, work)
+    own = {name: max(at.values()) for name, at in measured.items()}
+    best, operations = max(own.values()), products(model, work)
     return {
-        "seconds": operations / best,
-        "gflops": operations / 1e9,
+        "seconds": sum(operations.values()) / best,
+        "own_seconds": sum(operations[name] / rate for name, rate in own.items()),
+        "gflops": sum(operations.values()) / 1e9,
         "best_gflops_per_second": best / 1e9,
-        "gflops_per_second": {name: rate / 1e9 for name, rate in measured.items()},
+        "gflops_per_second": {
+            name: {str(m): rate / 1e9 for m, rate in at.items()} for name, at in measured.items()
+        },
     }

@@ -71,6 +71,7 @@ def prepare(raw: dict):
             # Rows of the same length, as the others have: no token stops one.
             generation_kwargs={"min_new_tokens": new_tokens},
             temperature=work.temperature,
+            cache_implementation=options.get("cache"),
             gradient_checkpointing=options.get("checkpointing", "no") == "yes",
             optim="adamw_torch",
             learning_rate=1e-6,
