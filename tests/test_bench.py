@@ -1,0 +1,380 @@
+"""scripts/bench.py and bench_peers.py: their work, command lines, tables, and a small run."""
+
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A function that imports one of the scripts, which find their neighbours."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module
+
+
+def letters(text):
+    """A tokenizer of one token a character."""
+    return list(text.encode())
+
+
+# --- the work ---------------------------------------------------------------------------------
+
+
+def test_all_rows_are_full_unless_lengths_vary(script):
+    work = script("bench_work")
+    assert work.limits("rollout", 4, 64) == (64, 64, 64, 64)
+    varied = work.limits("variable", 64, 64)
+    assert (len(varied), min(varied), max(varied)) == (64, 8, 256)
+    assert varied == work.limits("variable", 64, 64)
+    # Skewed as the README says, and no group of eight has all the long ones.
+    assert np.median(varied) < 40 and np.quantile(varied, 0.9) > 185
+    assert max(sum(varied[i : i + 8]) for i in range(0, 64, 8)) < sum(varied) / 3
+
+
+def test_prompts_have_the_lengths_asked_for_and_differ(script):
+    work = script("bench_work")
+    texts = work.texts(letters, 8, 32, 41)
+    lengths = [len(letters(text)) for text in texts]
+    assert min(lengths) >= 32 and max(lengths) == 41 and len(set(texts)) == 8
+    with pytest.raises(ValueError, match="prompts of 1 to 3 tokens"):
+        work.texts(letters, 2, 1, 3)
+
+
+def test_rewards_vary_and_hang_on_the_text_alone(script):
+    work = script("bench_work")
+    right = [work.right(f"completion {i}") for i in range(400)]
+    assert right == [work.right(f"completion {i}") for i in range(400)]
+    assert 150 < sum(right) < 250
+
+
+def some_work(script, kind, **changes):
+    work = script("bench_work")
+    return dataclasses.replace(
+        work.Work(
+            kind=kind,
+            model="nowhere",
+            dtype="float32",
+            texts=("a", "b"),
+            prompts=((1, 2, 3), (4, 5)),
+            samples=2,
+            limits=(4, 4, 4, 4),
+        ),
+        **changes,
+    )
+
+
+def test_work_travels_as_json(script):
+    work = some_work(script, "rollout")
+    raw = json.loads(json.dumps(dataclasses.asdict(work) | {"options": {}}))
+    assert script("bench_work").Work.read(raw) == work
+    assert (work.rows, work.useful) == (4, 16)
+
+
+def test_floor_counts_each_product_once(script):
+    floor, tiny = script("bench_floor"), script("bench_models").tiny()
+    weights = sum(k * n * count for k, n, count in floor.shapes(tiny).values())
+    from xrpo_jax.model import params
+
+    # Every weight but the norms' is in one product; the head is the embedding.
+    norms = 128 * (2 * 4 + 1)
+    assert weights == params.count(params.declare(tiny)) - norms
+    head = 2 * 128 * 416
+    body = 2 * weights - head
+    # 5 prompt tokens, and 3 of each row's 4: what is drawn last is fed to nothing.
+    sampling = body * (5 + 12) + head * (2 + 12)
+    training = 3 * (body * (5 + 12) + head * 16)
+    for kind, expected in (
+        ("rollout", sampling),
+        ("variable", sampling),
+        ("update", training),
+        ("step", sampling + training),
+    ):
+        assert sum(floor.products(tiny, some_work(script, kind)).values()) == expected
+
+
+# --- command lines ----------------------------------------------------------------------------
+
+
+def test_cases_are_chosen_by_pattern(script):
+    bench = script("bench")
+    assert len(bench.arguments([]).names) == 16
+    assert bench.arguments(["--only=step:*:bfloat16"]).names == [
+        "step:smollm2:bfloat16",
+        "step:tiny:bfloat16",
+    ]
+    small = bench.arguments(["--small"])
+    assert {name.split(":")[1] for name in small.names} == {"tiny"} and small.repeats == 1
+    curve = bench.arguments(["--cost-curve", "--only=rows:*:rollout"])
+    assert curve.names == [f"rows:{rows}:rollout" for rows in (16, 64, 256, 1024)]
+
+
+@pytest.mark.parametrize(
+    ("name", "argv", "said"),
+    [
+        ("bench", ["--only=nothing"], "allowed: some of rollout:smollm2:float32"),
+        ("bench", ["--repeats=0"], "--repeats=0; allowed: at least 1"),
+        ("bench_peers", ["--only=step:*"], "allowed: some of transformers:rollout"),
+        ("bench_peers", ["--rounds=0"], "--rounds=0; allowed: at least 1"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_allowed(script, capsys, name, argv, said):
+    with pytest.raises(SystemExit) as error:
+        script(name).arguments(argv)
+    assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_settings_are_named_and_checked(script):
+    ours = script("bench_ours")
+    assert ours.chosen_of(["rollout.slots=16", "model.dtype=bfloat16"]) == {
+        "rollout.slots": 16,
+        "model.dtype": "bfloat16",
+    }
+    with pytest.raises(ValueError, match="--set=rollout.slots; allowed: section.key=value"):
+        ours.chosen_of(["rollout.slots"])
+    with pytest.raises(ValueError, match="rollout.slot is no setting"):
+        ours.settings_of(some_work(script, "rollout"), {"rollout.slot": 1})
+
+
+def test_every_comparison_names_a_peer_that_is_there(script):
+    peers, work = script("bench_peers"), script("bench_work")
+    environments = script("bench_environments")
+    for name in peers.COMPARISONS:
+        peer, kind, model, dtype = name.split(":")
+        assert (SCRIPTS / "peers" / f"{peers.PEERS[peer].script}.py").is_file()
+        assert peers.PEERS[peer].environment in environments.PACKAGES
+        assert kind in work.KINDS and kind in peers.GOALS and model in ("smollm2", "tiny")
+
+
+def test_an_environment_is_taken_only_with_the_pinned_versions(script, tmp_path, monkeypatch):
+    environments = script("bench_environments")
+    held = {"google-tunix": "0.1.7", "jax": "0.10.2", "safetensors": "0.7.0"}
+    monkeypatch.setattr(environments, "versions", lambda name, envs: held)
+    (tmp_path / "tunix").mkdir()
+    environments.make("tunix", tmp_path)
+    for wrong in ({"jax": "0.10.1"}, {"google-tunix": ""}):
+        monkeypatch.setattr(environments, "versions", lambda name, envs, w=wrong: held | w)
+        with pytest.raises(RuntimeError, match="has not the versions google-tunix==0.1.7"):
+            environments.make("tunix", tmp_path)
+    held = {"torch": "2.13.0+cpu", "transformers": "5.24.0", "trl": "1.16.0", "safetensors": "1"}
+    monkeypatch.setattr(environments, "versions", lambda name, envs: held)
+    (tmp_path / "trl").mkdir()
+    environments.make("trl", tmp_path)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def run(seconds, peak, others=0.0, tokens=100):
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "peak_gb": peak,
+        "others": others,
+        "stolen": 0.01,
+        "compiles": 0,
+        "compile_seconds": 0.0,
+    }
+
+
+def test_ratios_are_of_neighbours_in_time(script):
+    peers = script("bench_peers")
+    # The machine slows down fourfold: ratios within a round stay 2, 2 and 4.
+    found = {
+        "ours": [run(1.0, 3.0), run(2.0, 4.0), run(4.0, 4.0, others=0.07)],
+        "peer": [run(2.0, 7.0), run(4.0, 8.0), run(16.0, 8.0)],
+    }
+    facts = peers.summary(found)
+    assert facts["ratio"] == {"median": 2.0, "low": 2.0, "high": 4.0}
+    assert facts["memory"] == 0.5
+    text = peers.table({"trl:step:tiny:float32": {"summary": facts}})
+    assert text.splitlines()[-1] == (
+        "| step, tiny, float32 | trl | 50 (25 to 100) | 25 (6 to 50) | **2.00** (2.00 to 4.00) "
+        "| 3 | 4.0 / 8.0 = 0.50 | 7 %, 1 % |"
+    )
+
+
+def test_table_of_cases(script):
+    bench = script("bench")
+    found = {
+        "first": run(9.0, 1.0) | {"compile_seconds": 7.25},
+        "runs": [run(2.0, 1.5), run(1.0, 1.5, others=0.2), run(4.0, 1.75) | {"compiles": 2}],
+        "floor": {"seconds": 0.5, "own_seconds": 1.0},
+    }
+    facts = bench.summary(found)
+    assert bench.table({"step:tiny:float32": facts}).splitlines()[-1] == (
+        "| step, tiny, float32 | 50 (25 to 100) | 2 | 25 %, 50 % "
+        "| 7.2 (+2 later) | 1.75 | 20 %, 1 % |"
+    )
+
+
+def test_phases_are_shares_of_the_whole(script):
+    timed = [run(2.0, 1.0) | {"phases": {"sample": 1.0, "update": 0.5}}, run(4.0, 1.0)]
+    found = {"step:tiny:float32": {"runs": timed}, "rollout:tiny:float32": {"runs": timed[1:]}}
+    said = "step, tiny, float32: sample 50.0 %, update 25.0 %"
+    assert script("bench").phases(found) == said
+
+
+def test_results_of_other_cases_stay_in_the_file(script, tmp_path):
+    bench = script("bench")
+    bench.write(tmp_path / "new" / "all.json", {"a": 1, "b": 1})
+    bench.write(tmp_path / "new" / "all.json", {"b": 2})
+    assert json.loads((tmp_path / "new" / "all.json").read_text()) == {"a": 1, "b": 2}
+
+
+def test_curve_is_drawn_from_what_is_there(script, tmp_path):
+    curve = script("bench_curve")
+    facts = {"rate": 10.0, "low": 9.0, "high": 12.0, "peak_gb": 0.5}
+    assert all(point in curve.POINTS for point in ("rows:1024:update", "vocabulary:49152:rollout"))
+    picture = curve.draw({"rows:16:rollout": facts, "rows:64:rollout": facts}, tmp_path / "c.png")
+    assert picture.stat().st_size > 10_000
+
+
+# --- machine and pipe -------------------------------------------------------------------------
+
+
+def test_watch_sees_own_work_and_memory(script):
+    machine = script("bench_machine")
+    with machine.watch() as spell:
+        total = sum(i * i for i in range(2_000_000))
+    assert total and spell.seconds > 0
+    for share in (spell.own, spell.others, spell.stolen):
+        assert 0 <= share <= 1
+    held = np.ones(30_000_000)
+    assert machine.peak_gb() > held.nbytes / 1e9
+    assert {"processor", "cores", "load"} == set(machine.describe())
+
+
+ENGINE = """
+import sys
+from bench_pipe import serve
+def prepare(raw):
+    print("a library prints")
+    runs = []
+    def run():
+        runs.append(1)
+        if len(runs) == raw["dies_at"]:
+            raise RuntimeError("out of luck")
+        return {"tokens": len(runs)}
+    return {"run": run}
+serve(prepare)
+"""
+
+
+@pytest.fixture
+def engine(script, monkeypatch, tmp_path):
+    pipe = script("bench_pipe")
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "fake.py").write_text(ENGINE)
+    for name in ("bench_pipe", "bench_machine"):
+        (tmp_path / f"{name}.py").write_text((SCRIPTS / f"{name}.py").read_text())
+    monkeypatch.setattr(pipe, "SCRIPTS", tmp_path)
+    return lambda work: pipe.Engine(pathlib.Path(sys.executable), "fake", work, tmp_path / "log")
+
+
+def test_engines_run_when_told(engine):
+    with engine({"dies_at": 0}) as one, engine({"dies_at": 0}) as other:
+        assert [each.run()["tokens"] for each in (one, other, one)] == [1, 1, 2]
+        assert one.warm()["tokens"] == 3  # has no other way to warm up than to run
+        assert {"seconds", "own", "others", "stolen", "peak_gb"} <= set(one.run())
+
+
+def test_an_engine_that_dies_is_named_with_its_last_words(engine):
+    with engine({"dies_at": 2}) as one:
+        one.run()
+        with pytest.raises(RuntimeError, match="fake ended with 1: RuntimeError: out of luck"):
+            one.run()
+
+
+def test_rounds_alternate_and_the_first_is_kept_apart(script):
+    peers = script("bench_peers")
+    order = []
+
+    class Fake:
+        loaded = {}
+
+        def __init__(self, name):
+            self.name = name
+
+        def warm(self):
+            order.append(f"warm {self.name}")
+
+        def run(self):
+            order.append(self.name)
+            return run(1.0, 1.0)
+
+    found = peers.measure(Fake("ours"), Fake("peer"), 2, "")
+    assert order == ["warm ours", "warm peer", *["ours", "peer"] * 2]
+    assert len(found["ours"]) == len(found["peer"]) == 2
+
+
+def test_a_wrapper_holds_the_machine_while_engines_run(script):
+    peers = script("bench_peers")
+    with peers.alone("env"):
+        pass
+    with pytest.raises(RuntimeError, match="does not run `cat`"), peers.alone("echo"):
+        pass
+
+
+# --- the engine itself ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(script, tmp_path):
+    """The directory of the model that --small takes."""
+    return script("bench_models").model_folder("tiny", tmp_path, **script("bench").SMALL_MODEL)
+
+
+CHOSEN = {"rollout.slots": 8, "train.micro_batch": 8, "train.share": 4, "mesh.devices": 1}
+
+
+@pytest.mark.parametrize("kind", ["rollout", "update", "step"])
+def test_every_kind_runs_and_compiles_on_its_first_run_only(script, model, kind):
+    ours = script("bench_ours")
+    make_work = script("bench_models").make_work
+    work = make_work(kind, model, "float32", prompts=2, samples=4, new_tokens=3)
+    assert all(32 <= len(prompt) <= 41 for prompt in work.prompts)
+    bench = ours.Bench(work, CHOSEN)
+    first, second = bench.warm(), bench.run()
+    assert second["tokens"] == 8 * 3 and (first["tokens"] == 8) == (kind == "rollout")
+    assert first["compiles"] > 0 and first["compile_seconds"] > 0
+    assert second["compiles"] == 0
+
+
+def test_rows_get_the_tokens_they_are_to_get(script, model):
+    ours = script("bench_ours")
+    make_work = script("bench_models").make_work
+    work = make_work("rollout", model, "float32", prompts=1, samples=4, new_tokens=3)
+    work = dataclasses.replace(work, limits=(1, 3, 2, 3))
+    assert ours.Bench(work, CHOSEN).run()["tokens"] == 9
+
+
+def test_small_run_prints_a_table(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPTS / "bench.py"),
+            "--small",
+            "--only=rollout:*",
+            f"--out={tmp_path}",
+            f"--json={tmp_path / 'all.json'}",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| rollout, tiny, float32 |" in done.stdout
+    facts = json.loads((tmp_path / "all.json").read_text())["rollout:tiny:float32"]
+    assert facts["runs"][0]["tokens"] == 16 and facts["floor"]["best_gflops_per_second"] > 0
