@@ -22,7 +22,7 @@ from xrpo_jax.types import Conversation, Progress, Verdict, question
 
 # What suits two cores; `--set` replaces them.
 DEFAULTS = {
-    "model.remat": True,
+    "model.remat": "none",
     "rollout.slots": 64,
     "train.micro_batch": 16,
     "train.share": 8,
