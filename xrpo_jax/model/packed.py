@@ -112,30 +112,22 @@ def kept_as_bits(layer: Callable, remat: str) -> Callable:
 
     def forward(x, weights, ways):
         if remat == "layer":
-            return layer(x, weights, ways), (to_bits(x), weights, ways)
+            return layer(x, weights, ways), (transformer.to_bits(x), weights, ways)
         out, pull = jax.vjp(lambda x, weights: layer(x, weights, ways), x, weights)
-        return out, jax.tree.map(to_bits, pull)
+        return out, jax.tree.map(transformer.to_bits, pull)
 
     def backward(kept, cotangent):
         if remat == "layer":
             bits, weights, ways = kept
-            pull = jax.vjp(lambda x, weights: layer(x, weights, ways), from_bits(bits), weights)[1]
+            pull = jax.vjp(
+                lambda x, weights: layer(x, weights, ways), transformer.from_bits(bits), weights
+            )[1]
         else:
-            pull = jax.tree.map(from_bits, kept)
+            pull = jax.tree.map(transformer.from_bits, kept)
         return *pull(cotangent), None
 
     lean.defvjp(forward, backward)
     return lean
-
-
-def to_bits(x: jax.Array) -> jax.Array:
-    """bfloat16 as uint16; all else as it is."""
-    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-
-def from_bits(x: jax.Array) -> jax.Array:
-    """What `to_bits` was given."""
-    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def padded(

@@ -62,12 +62,24 @@ def trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
 
     def body(x, weights):
         x, stored = one_layer(config, weights, x, rotation, mask, lambda key, value: (key, value))
-        return x, (stored if keep else None)
+        # As bits: XLA's CPU backend would convert the whole stack of bfloat16 once a layer.
+        return x, (jax.tree.map(to_bits, stored) if keep else None)
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the passes apart
     x, stored = lax.scan(body, embed(params, tokens, dtype), params["layers"])
+    stored = jax.tree.map(from_bits, stored)
     return norm(x, params["final_norm"], config.rms_norm_eps), stored
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """bfloat16 as uint16; all else as it is."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(x: jax.Array) -> jax.Array:
+    """What `to_bits` was given."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
 
 
 def one_layer(
