@@ -337,7 +337,7 @@ def model(script, tmp_path):
 CHOSEN = {"rollout.slots": 8, "train.micro_batch": 8, "train.share": 4, "mesh.devices": 1}
 
 
-@pytest.mark.parametrize("kind", ["rollout", "update", "step"])
+@pytest.mark.parametrize("kind", ["update", "step"])
 def test_every_kind_runs_and_compiles_on_its_first_run_only(script, model, kind):
     ours = script("bench_ours")
     make_work = script("bench_models").make_work
@@ -345,7 +345,7 @@ def test_every_kind_runs_and_compiles_on_its_first_run_only(script, model, kind)
     assert all(32 <= len(prompt) <= 41 for prompt in work.prompts)
     bench = ours.Bench(work, CHOSEN)
     first, second = bench.warm(), bench.run()
-    assert second["tokens"] == 8 * 3 and (first["tokens"] == 8) == (kind == "rollout")
+    assert first["tokens"] == second["tokens"] == 8 * 3
     assert first["compiles"] > 0 and first["compile_seconds"] > 0
     assert second["compiles"] == 0
 
@@ -355,7 +355,8 @@ def test_rows_get_the_tokens_they_are_to_get(script, model):
     make_work = script("bench_models").make_work
     work = make_work("rollout", model, "float32", prompts=1, samples=4, new_tokens=3)
     work = dataclasses.replace(work, limits=(1, 3, 2, 3))
-    assert ours.Bench(work, CHOSEN).run()["tokens"] == 9
+    bench = ours.Bench(work, CHOSEN)
+    assert [bench.warm()["tokens"], bench.run()["tokens"]] == [4, 9]
 
 
 def test_small_run_prints_a_table(tmp_path):
