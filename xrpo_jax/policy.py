@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from xrpo_jax.arrays import Params, TokenStats
 from xrpo_jax.model import packed as packing
+from xrpo_jax.model import transformer
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.packed import Packed
 
@@ -90,7 +91,7 @@ def _tiles(tile: int, table: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
     tile = min(tile, size)
     tiles = -(-size // tile)
     table = jnp.pad(table.astype(dtype), ((0, tiles * tile - size), (0, 0)))
-    return packing.to_bits(table.reshape(tiles, tile, -1)), tile * jnp.arange(tiles)
+    return transformer.to_bits(table.reshape(tiles, tile, -1)), tile * jnp.arange(tiles)
 
 
 def _zeros(target: jax.Array) -> jax.Array:
@@ -107,7 +108,7 @@ def _given(tile, temperature, hidden, table, target):
 
     def body(carry, part):
         bits, start = part
-        low = packing.from_bits(bits)
+        low = transformer.from_bits(bits)
         peak, total, weighed, chosen = carry
         scores = jnp.einsum("md,vd->mv", hidden, low, preferred_element_type=jnp.float32)
         scores = scores / temperature
@@ -146,7 +147,7 @@ def _given_backward(tile, temperature, kept, cotangents):
 
     def body(by_hidden, part):
         bits, start = part
-        low = packing.from_bits(bits)
+        low = transformer.from_bits(bits)
         # The vocabulary leads, so that no product but one has a transposed operand.
         scores = jnp.einsum("vd,dm->vm", low, flat, preferred_element_type=jnp.float32)
         logp = scores / temperature - log_sum[None]
