@@ -16,8 +16,8 @@ import pytest
 from scipy import stats
 from tiny import policy as tiny
 
+from xrpo_jax import lane, rng
 from xrpo_jax import mesh as meshes
-from xrpo_jax import rng
 from xrpo_jax import sampler as sampler_module
 from xrpo_jax.log import Compiles
 from xrpo_jax.policy import Policy, token_stats
@@ -92,7 +92,9 @@ def take(samples, rows):
     return jax.tree.map(lambda leaf: leaf[rows], samples.replace(paths=None))
 
 
-def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
+def forward(
+    rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL, dtype: str = "float32"
+):
     """The trainer's log-probs f32[N,S] of whole rows; 0 for the first token."""
     width = len(PROMPTS[2]) + NEW
     tokens = np.zeros((len(rows), width), np.int32)
@@ -100,7 +102,7 @@ def forward(rows: list[np.ndarray], temperature: float = 1.0, model=tiny.MODEL):
         tokens[i, : len(row)] = row
     length = np.array([len(row) for row in rows], np.int32)
     run = jax.jit(token_stats, static_argnums=0)
-    policy = Policy(model=model, temperature=temperature)
+    policy = Policy(model=model, temperature=temperature, dtype=dtype)
     one = np.ones_like(length)
     found = run(policy, tiny.weights(model), tokens[:, :1], one, tokens[:, 1:], length - 1)
     return np.pad(found.logp, ((0, 0), (1, 0)))
@@ -208,15 +210,33 @@ def test_finished_tells_each_row_once_as_it_is(settings, keep):
 
 
 def test_nothing_compiles_after_the_warm_up():
-    draw = make(slots=16, lanes=2, chunk=4, new=LONG, lengths=(5, 16), devices=2)
-    for job in draw.func.warm_up(*draw.args, pauses=False):
+    settings = {"slots": 32, "lanes": 2, "chunk": 4, "new": LONG, "stops": (), "devices": 2}
+    draw = make(lengths=(5, 16), **settings)
+    for job in draw.func.warm_up(*draw.args, pauses=True):
         job()
     compiles = Compiles()
-    row, index = np.arange(28) % 5, np.arange(28)
+    row, index = np.arange(40) % 5, np.arange(40)
     draw(PROMPTS, row, keys(row, index), np.where(index % 3, LONG, 1 + index))
     draw(PROMPTS[:1], row[:1], keys(row[:1], index[:1]), 2)
+    # Paused rows may go on in a lane of any size: many or few of them, short or long, kept or not.
+    found = draw(PROMPTS, row, keys(row, index), 2, keep=True)
+    for rows, limit, keep in ((40, LONG, False), (3, 2, False), (3, LONG, False), (40, 3, True)):
+        paths, these = found.paths[:rows], keys(row[:rows], index[:rows])
+        resume(paths, these, limit, keep, lengths=(5, 16), **settings)
     compiles.close()
     assert compiles.count == 0
+
+
+def test_decoding_joins_no_devices():
+    """Lanes run in threads: a program that waits for other devices could wait for ever."""
+    draw = make(devices=2, slots=8).func
+    decoding, mesh, everywhere = draw.sampler.decoding, draw.mesh, meshes.everywhere(draw.mesh)
+    weights = lane.weights(decoding, jax.device_put(tiny.weights(), everywhere))
+    rows = lane.empty(decoding, mesh, 8, draw.sampler.cache_lengths[-1])
+    steps = jax.device_put(np.int32(1), everywhere)
+    compiled = lane.advance.lower(decoding, mesh, weights, rows, steps).compile().as_text()
+    for word in ("all-reduce", "all-gather", "collective", "all-to-all", "reduce-scatter"):
+        assert word not in compiled
 
 
 def test_order_of_rows_and_of_prompts_changes_nothing():
@@ -530,6 +550,16 @@ def test_log_probs_are_the_trainer_s():
             samples.logp[i, :length], expected[i, start : start + length], atol=1e-4
         )
         assert not samples.logp[i, length:].any() and not samples.tokens[i, length:].any()
+
+
+def test_log_probs_are_near_the_trainer_s_in_low_precision():
+    """bfloat16 keeps 8 bits; the logits of this policy are a few units, up to 6."""
+    samples = make(dtype="bfloat16")(PROMPTS, ROW, keys(), NEW)
+    expected, gaps = forward(whole_rows(samples), dtype="bfloat16"), []
+    for i, place in enumerate(ROW):
+        start, length = len(PROMPTS[place]), samples.length[i]
+        gaps += list(np.abs(samples.logp[i, :length] - expected[i, start : start + length]))
+    assert 0 < np.mean(gaps) < 0.01 and max(gaps) < 0.05
 
 
 def test_greedy_is_the_argmax_of_a_full_forward():

@@ -196,8 +196,8 @@ def _gradings(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool |
 def _lanes(rollout: RolloutSettings, devices: Mesh) -> int:
     """How many parts of the slots run side by side; ValueError where they do not divide them.
 
-    On a CPU small products use one core each, so that a lane a core is nearly twice as fast; an
-    accelerator runs one program at a time.
+    On a CPU small products use one core each: with a lane for each of two cores rollouts were 1.5
+    times as fast. An accelerator runs one program at a time.
     """
     count = rollout.lanes
     if not count:

@@ -237,8 +237,8 @@ class Draw:
                 self._prefill(params, np.zeros((sampler.prompts, width), np.int32))
                 for width in sampler.lengths
             ]
-            if pauses and (size, place) == (sizes[-1], len(lengths) - 1):
-                pages.append(self._empty(size, lengths[place]).lane.cache)
+            if pauses:  # a path may go on in any lane
+                pages.append(self._empty(sizes[-1], lengths[-1]).lane.cache)
             for cache in pages:
                 self._begin(held, [_row(_Page(make=functools.partial(_same, cache)))], keys)
             steps = jax.device_put(np.int32(0), everywhere)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from xrpo_jax.model import transformer
+from xrpo_jax.model.attention import grouped
 from xrpo_jax.model.config import ModelConfig
 
 
@@ -107,7 +108,9 @@ def step(
             # A whole pass over the cache, but a scatter would be a slow loop over rows on a CPU.
             keys.append(_written(cache.keys[layer], key, here))
             values.append(_written(cache.values[layer], value, here))
-            x = x + _times(own, "output", _attended(query, keys[-1], values[-1], seen))
+            query = query.reshape(*key.shape[:2], -1, config.head_dim)  # [N,K,R,E]
+            attended = grouped(query, keys[-1], values[-1], seen[:, None])
+            x = x + _times(own, "output", attended.reshape(len(x), -1))
         with jax.named_scope("mlp"):
             normed = transformer.norm(x, own["mlp_norm"], config.rms_norm_eps)
             gated = transformer.gated(_times(own, "gate", normed), _times(own, "up", normed))
@@ -148,15 +151,3 @@ def _heads(
 def _written(cache: jax.Array, new: jax.Array, here: jax.Array) -> jax.Array:
     """The cache [N,K,C,E] with new [N,K,E] in the slots where `here` [N,C]."""
     return jnp.where(here[:, None, :, None], new[:, :, None], cache)
-
-
-def _attended(query: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> jax.Array:
-    """What query [N,H,E] finds in the slots of keys and values [N,K,C,E] that are `seen` [N,C]."""
-    rows, heads, size = query.shape
-    grouped = query.reshape(rows, keys.shape[1], heads // keys.shape[1], size)
-    scores = jnp.einsum("nkre,nkce->nkrc", grouped, keys, preferred_element_type=jnp.float32)
-    floor = jnp.finfo(jnp.float32).min
-    scores = jnp.where(seen[:, None, None], scores * size**-0.5, floor)
-    shares = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = jnp.einsum("nkrc,nkce->nkre", shares, values, preferred_element_type=jnp.float32)
-    return out.astype(values.dtype).reshape(rows, heads * size)

@@ -20,6 +20,7 @@ from flax import struct
 from jax import lax
 
 from xrpo_jax.model import transformer
+from xrpo_jax.model.attention import attention
 from xrpo_jax.model.config import ModelConfig
 
 REMAT = ("none", "layer")  # what is kept for the backward pass: all, or each layer's input
@@ -189,55 +190,3 @@ def _moved_backward(ways, cotangent):
 
 
 moved.defvjp(_moved_forward, _moved_backward)
-
-
-def attention(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns attention [N,T,H,E] of query [N,T,H,E] over key and value [N,C,K,E], mask [N,T,C].
-
-    The query heads of one key-value head are rows of one product, which is half as long again as
-    one product for each.
-    """
-    rows, steps, heads, size = query.shape
-    kv_heads = key.shape[2]
-    grouped = query.reshape(rows, steps, kv_heads, -1, size).transpose(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(rows, kv_heads, -1, size)
-    out = _attend(grouped, key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3), mask)
-    out = out.reshape(rows, kv_heads, heads // kv_heads, steps, size).transpose(0, 3, 1, 2, 4)
-    return out.reshape(query.shape)
-
-
-def _dot(spec: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32)
-
-
-@jax.custom_vjp
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-    """query [N,K,Q,E] over key and value [N,K,C,E], Q = R T; keeps the weights in their dtype."""
-    return _attend_forward(query, key, value, mask)[0]
-
-
-def _attend_forward(query, key, value, mask):
-    scores = _dot("nkqe,nkce->nkqc", query, key) * query.shape[-1] ** -0.5
-    grouped = scores.reshape(*scores.shape[:2], -1, *mask.shape[1:])
-    # A finite floor, not -inf: a slot that may attend to nothing then averages, without NaN.
-    grouped = jnp.where(mask[:, None, None], grouped, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(grouped.reshape(scores.shape), axis=-1).astype(value.dtype)
-    out = _dot("nkqc,nkce->nkqe", weights, value).astype(value.dtype)
-    return out, (query, key, value, weights, out)
-
-
-def _attend_backward(kept, cotangent):
-    query, key, value, weights, out = kept
-    dtype, wide = value.dtype, functools.partial(jnp.asarray, dtype=jnp.float32)
-    by_value = _dot("nkqc,nkqe->nkce", weights, cotangent).astype(dtype)
-    by_weights = _dot("nkqe,nkce->nkqc", cotangent, value)
-    # sum over c of weights x by_weights, over fewer elements
-    centre = jnp.sum(wide(cotangent) * wide(out), axis=-1, keepdims=True)
-    by_scores = wide(weights) * (by_weights - centre) * query.shape[-1] ** -0.5
-    by_scores = by_scores.astype(dtype)
-    by_query = _dot("nkqc,nkce->nkqe", by_scores, key).astype(dtype)
-    by_key = _dot("nkqc,nkqe->nkce", by_scores, query).astype(dtype)
-    return by_query, by_key, by_value, None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)

@@ -1,9 +1,8 @@
 """The decoder of Llama, Qwen2 and Qwen3 as pure functions of (params, config, arrays).
 
-Shapes: N rows · S tokens of a row · C slots attended over · D width · H query heads · K key-value
-heads · R = H / K query heads of one key-value head · E head size · F inner width · L layers ·
-V vocabulary. T is S in `forward` and 1 in decode.py; packed.py has one flat axis of tokens in the
-place of N and T.
+Shapes: N rows · S or T tokens of a row · D width · H query heads · K key-value heads · E head
+size · F inner width · L layers · V vocabulary. packed.py has one flat axis of tokens in the place
+of N and T; decode.py, with one token a row and matrices made for that, has a layer of its own.
 
 A token has a slot (its column, which orders causality) and a position (what RoPE rotates by); they
 are separate so that a row may be padded on either side. Parameters are float32 and are cast to
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xrpo_jax.model.attention import attention
 from xrpo_jax.model.config import LinearScaling, Llama3Scaling, ModelConfig
 
 
@@ -61,7 +61,14 @@ def trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
     rotation = rotation_of(config, positions)
 
     def body(x, weights):
-        x, stored = one_layer(config, weights, x, rotation, mask, lambda key, value: (key, value))
+        stored = None
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            nonlocal stored
+            stored = key, value
+            return attention(query, key, value, mask)
+
+        x = layer(config, weights, x, rotation, attend)
         # As bits: XLA's CPU backend would convert the whole stack of bfloat16 once a layer.
         return x, (jax.tree.map(to_bits, stored) if keep else None)
 
@@ -80,29 +87,6 @@ def to_bits(x: jax.Array) -> jax.Array:
 def from_bits(x: jax.Array) -> jax.Array:
     """What `to_bits` was given."""
     return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
-
-
-def one_layer(
-    config: ModelConfig,
-    weights: dict,
-    x: jax.Array,
-    rotation: tuple[jax.Array, jax.Array],
-    mask: jax.Array,
-    store: Callable,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One decoder layer on x [N,T,D]: what all entry points share, decode.py's too.
-
-    `store` takes the new keys and values [N,T,K,E] to those attended over [N,C,K,E]; mask is
-    bool[N,T,C]. Returns x and what `store` gave.
-    """
-    stored = None
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        nonlocal stored
-        stored = store(key, value)
-        return _attend(query, *stored, mask)
-
-    return layer(config, weights, x, rotation, attend), stored
 
 
 def layer(
@@ -150,19 +134,6 @@ def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
     """`silu(gate) up`, computed in float32: half the time of bfloat16 on a CPU."""
     wide = jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)
     return wide.astype(gate.dtype)
-
-
-def _attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns attention [N,T,H,E] of query [N,T,H,E] over keys and values [N,C,K,E]."""
-    rows, steps, heads, size = query.shape
-    grouped = query.reshape(rows, steps, keys.shape[2], heads // keys.shape[2], size)
-    scores = product("ntkre,ncke->nkrtc", jnp.float32, grouped, keys)
-    # A finite floor, not -inf: a slot that may attend to nothing then averages, without NaN.
-    floor = jnp.finfo(jnp.float32).min
-    scores = jnp.where(mask[:, None, None], scores * size**-0.5, floor)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    out = product("nkrtc,ncke->ntkre", values.dtype, weights, values)
-    return out.reshape(query.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
