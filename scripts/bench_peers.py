@@ -99,15 +99,17 @@ def alone(wrapper: str):
         [*shlex.split(wrapper), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        holder.stdin.write("held\n")
-        holder.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it may have ended before it read
+            holder.stdin.write("held\n")
+            holder.stdin.flush()
         if holder.stdout.readline() != "held\n":
             raise RuntimeError(f"--wrapper={wrapper} does not run `cat`")
         yield
         if holder.poll() is not None:
             raise RuntimeError(f"--wrapper={wrapper} ended before what it was to hold")
     finally:
-        holder.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            holder.stdin.close()
         holder.wait()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from tiny.runs import STEPS, Runs, compiled
+from tiny.runs import STEPS, compiled
 
 ASYNC = {
     "algorithm.name": "xrpo",
@@ -15,13 +15,6 @@ ASYNC = {
     "train.importance": "token",
 }
 TREE = {"algorithm.name": "treepo", "algorithm.segment_length": 2, "train.async_rollouts": 1}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    made = Runs(tmp_path_factory.mktemp("runs"))
-    yield made
-    made.server.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -325,6 +325,20 @@ def test_a_wrapper_holds_the_machine_while_engines_run(script):
         pass
 
 
+def test_a_wrapper_that_ends_before_it_is_asked_is_named(script, monkeypatch):
+    peers, start = script("bench_peers"), subprocess.Popen
+
+    def ended(*arguments, **settings):
+        process = start(*arguments, **settings)
+        process.wait(10)
+        return process
+
+    monkeypatch.setattr(peers.subprocess, "Popen", ended)
+    with pytest.raises(RuntimeError, match="--wrapper=true does not run `cat`"):
+        with peers.alone("true"):
+            pass
+
+
 # --- the engine itself ------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import signal
 
 import numpy as np
 import pytest
-from tiny.runs import STEPS, Runs, compiled
+from tiny.runs import STEPS, compiled
 
 from xrpo_jax.algorithms import base
 
@@ -110,13 +110,6 @@ MECHANISMS = {
     "reco": (reco, {"response_cap": 1000.0}),  # every answer of a random policy is rare
     "grpo_entropy": (grpo_entropy, {"coefficient": 10.0}),
 }
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    made = Runs(tmp_path_factory.mktemp("runs"))
-    yield made
-    made.server.communicate()
 
 
 def test_every_algorithm_is_here():

@@ -13,16 +13,9 @@ import random
 import signal
 
 import pytest
-from tiny.runs import STEPS, Runs, compiled
+from tiny.runs import STEPS, compiled
 
 XRPO = {"algorithm.name": "xrpo", "algorithm.min_similarity": 0.0, "algorithm.capacity": 8}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    made = Runs(tmp_path_factory.mktemp("runs"))
-    yield made
-    made.server.communicate()
 
 
 @pytest.fixture(scope="module")
