@@ -7,8 +7,11 @@ take hours on two cores for the largest points, and shows less of what is not ma
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
+
+from bench_work import Work
 
 BASE = {"rows": 64, "completion": 64, "prompt": 40, "vocabulary": 416}
 AXES = {
@@ -28,37 +31,43 @@ POINTS = {
 
 
 def main(given: argparse.Namespace) -> int:
-    """Measure the points that are asked for and draw all that the file has."""
-    from bench import measure, summary, table, write
-    from bench_models import make_work, model_folder
-    from bench_ours import chosen_of
+    """Measure the points that are asked for and draw all that the file has; 1 if one failed."""
+    from bench import measure, outcome, table, write
+
+    def measured(name: str) -> dict:
+        log = given.out / "logs" / f"curve-{name.replace(':', '-')}.log"
+        found = measure(work_of(name, given.out), given.chosen, given.repeats, log)
+        return found | {"work": {key: found["work"][key] for key in ("kind", "dtype", "samples")}}
 
     file = given.json or given.out / "curve.json"
-    chosen = chosen_of(given.set)
     for name in given.names:
-        point, kind = POINTS[name], name.rpartition(":")[2]
-        context = max(point["prompt"] + point["completion"], 512)
-        changes = {"vocab_size": point["vocabulary"], "max_position_embeddings": context}
-        work = make_work(
-            kind,
-            model_folder("tiny", given.out, **changes),
-            "float32",
-            prompts=point["rows"] // SAMPLES,
-            samples=SAMPLES,
-            new_tokens=point["completion"],
-            prompt_length=(max(point["prompt"] - 8, 1), point["prompt"]),
-        )
-        log = given.out / "logs" / f"curve-{name.replace(':', '-')}.log"
-        found = measure(work, chosen, given.repeats, log)
-        found["work"] = {key: found["work"][key] for key in ("kind", "dtype", "samples")}
-        facts = summary(found)
-        write(file, {name: found | {"point": point, "summary": facts}})
-        print(table({name: facts}).splitlines()[-1], flush=True)
+        found = outcome(functools.partial(measured, name))
+        write(file, {name: found | {"point": POINTS[name]}})
+        print(table({name: found}).splitlines()[-1], flush=True)
     results = json.loads(file.read_text())
-    summaries = {name: results[name]["summary"] for name in POINTS if name in results}
-    print(f"\n{table(summaries)}")
+    results = {name: results[name] for name in POINTS if name in results}
+    summaries = {name: each["summary"] for name, each in results.items() if "summary" in each}
+    print(f"\n{table(results)}")
     print(f"\n{draw(summaries, file.with_suffix('.png'))}")
-    return 0
+    return int(any("failure" in results[name] for name in given.names))
+
+
+def work_of(name: str, folder: pathlib.Path) -> Work:
+    """The work of one of POINTS; its model is made in `folder`."""
+    from bench_models import make_work, model_folder  # starts JAX
+
+    point = POINTS[name]
+    context = max(point["prompt"] + point["completion"], 512)
+    changes = {"vocab_size": point["vocabulary"], "max_position_embeddings": context}
+    return make_work(
+        name.rpartition(":")[2],
+        model_folder("tiny", folder, **changes),
+        "float32",
+        prompts=point["rows"] // SAMPLES,
+        samples=SAMPLES,
+        new_tokens=point["completion"],
+        prompt_length=(max(point["prompt"] - 8, 1), point["prompt"]),
+    )
 
 
 def draw(summaries: dict[str, dict], file: pathlib.Path) -> pathlib.Path:

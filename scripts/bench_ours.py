@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -66,7 +65,7 @@ def settings_of(work: Work, chosen: dict[str, object]) -> config.Settings:
         "init_from": work.model,
         "algorithm.name": "grpo",
         "task.name": "sums",
-        "task.size": 64,
+        "task.size": max(64, len(work.prompts)),  # as many as a step asks for
         "eval.problems": 3,
         "text.chat": "plain",
         "model.dtype": work.dtype,
@@ -86,20 +85,6 @@ def settings_of(work: Work, chosen: dict[str, object]) -> config.Settings:
         place[key] = value
     task = Questions(texts=work.texts)
     return dataclasses.replace(config.parse(raw), task=task, eval_task=task)
-
-
-def chosen_of(pairs: list[str]) -> dict[str, object]:
-    """`section.key=value` of a command line; ValueError on one without `=`."""
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"--set={pair}; allowed: section.key=value")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
-    return found
 
 
 class Bench:
@@ -130,10 +115,10 @@ class Bench:
         return self.parts.model
 
     def warm(self) -> dict:
-        """Compile all that a run needs: a rollout of one token a row, else a run."""
+        """Compile all that a run needs: what any rollout can need, or a run."""
         if self.work.kind in ("update", "step"):
             return self.run()
-        return self._counted(functools.partial(self._rollout, (1,) * self.work.rows))
+        return self._counted(self._compile_rollouts)
 
     def run(self) -> dict:
         """One run of the work: useful `tokens`, compilations and their seconds, mostly phases."""
@@ -148,6 +133,12 @@ class Bench:
         facts = run()
         # Several compile at a time, so that these seconds may be more than the run's.
         return facts | {"compiles": len(self._compiled), "compile_seconds": sum(self._compiled)}
+
+    def _compile_rollouts(self) -> dict:
+        # Caches grow by bucket: a rollout of a few tokens does not need all of them.
+        for job in self.parts.draw.warm_up(self._state[0].params, False):
+            job()
+        return self._rollout((1,) * self.work.rows)
 
     def _rollout(self, limits: tuple[int, ...]) -> dict:
         work = self.work

@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import fnmatch
-import json
+import functools
 import pathlib
 import shlex
 import statistics
@@ -21,28 +21,36 @@ import subprocess
 import sys
 
 import bench_environments as environments
+from bench import chosen, outcome, write
 from bench_machine import describe
 from bench_pipe import Engine
+from bench_work import pairs
 
 GOALS = {"rollout": 3.0, "variable": 4.0, "step": 3.0}  # what we aim at, as ratios
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peer:
-    """An engine: the environment it lives in, its script in peers/, and its options."""
+    """An engine: its environment, its script in peers/, that one's options, and what they are."""
 
     environment: str
     script: str
+    names: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
 
 
+TRL = Peer(
+    environment="trl",
+    script="trl_step",
+    names=("weights", "micro_batch", "cache", "checkpointing"),
+)
 PEERS = {
-    "transformers": Peer(environment="trl", script="transformers_generate"),
-    "trl": Peer(environment="trl", script="trl_step"),
+    "transformers": Peer(environment="trl", script="transformers_generate", names=("cache",)),
+    "trl": TRL,
     # Parameters and moments in bfloat16, too: half the memory, and updates that round away.
-    "trl-bf16": Peer(environment="trl", script="trl_step", options=(("weights", "bfloat16"),)),
+    "trl-bf16": dataclasses.replace(TRL, options=(("weights", "bfloat16"),)),
     "tunix-rollout": Peer(environment="tunix", script="tunix_rollout"),
-    "tunix": Peer(environment="tunix", script="tunix_step"),
+    "tunix": Peer(environment="tunix", script="tunix_step", names=("micro_batch",)),
 }
 COMPARISONS = (
     "transformers:rollout:smollm2:bfloat16",
@@ -86,6 +94,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     ]
     if not given.names:
         parser.error(f"--only={','.join(patterns)}; allowed: some of {', '.join(COMPARISONS)}")
+    given.chosen = chosen(parser, given.set)
+    try:
+        given.options = pairs("--peer-set", given.peer_set)
+    except ValueError as error:
+        parser.error(str(error))
+    for peer in sorted({name.partition(":")[0] for name in given.names}):
+        for name, value in given.options.items():
+            if name not in PEERS[peer].names:
+                names = ", ".join(PEERS[peer].names) or "nothing"
+                parser.error(f"--peer-set={name}={value}; allowed for {peer}: {names}")
     return given
 
 
@@ -180,13 +198,11 @@ def _range(spread: dict[str, float]) -> str:
 def compare(name: str, given: argparse.Namespace) -> dict:
     """Run one comparison."""
     from bench_models import make_work, model_folder  # starts JAX
-    from bench_ours import chosen_of
 
     peer_name, kind, model, dtype = name.split(":")
     peer = PEERS[peer_name]
     environments.make(peer.environment, given.envs)
-    chosen = chosen_of(given.set)
-    options = dict(peer.options) | dict(pair.split("=", 1) for pair in given.peer_set)
+    options = dict(peer.options) | given.options
     work = dataclasses.asdict(make_work(kind, model_folder(model, given.out), dtype))
     logs = given.out / "logs"
     slug = name.replace(":", "-")
@@ -201,7 +217,7 @@ def compare(name: str, given: argparse.Namespace) -> dict:
                 )
             )
             for where, script, its_options in (
-                ("ours", "ours", chosen),
+                ("ours", "ours", given.chosen),
                 (peer.environment, peer.script, options),
             )
         ]
@@ -211,7 +227,7 @@ def compare(name: str, given: argparse.Namespace) -> dict:
         "summary": summary(found),
         "machine": describe(),
         "versions": versions,
-        "settings": {"ours": chosen, "peer": options},
+        "settings": {"ours": given.chosen, "peer": options},
     }
 
 
@@ -221,22 +237,20 @@ def main(argv: list[str]) -> int:
     if given.list:
         print("\n".join(given.names))
         return 0
-    results, failed = {}, {}
+    results, failed = {}, False
     for name in given.names:
         print(name, flush=True)
-        try:
-            results[name] = compare(name, given)
-        except (RuntimeError, OSError, ValueError) as error:
-            failed[name] = str(error)
-            print(f"error: {name}: {error}", file=sys.stderr)
+        found = outcome(functools.partial(compare, name, given))
+        write(given.json, {name: found})
+        if "failure" in found:
+            failed = True
+            print(f"error: {name}: {found['failure']}", file=sys.stderr)
             continue
-        print(table({name: results[name]}).splitlines()[-1], flush=True)
-        if given.json:
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(json.dumps({"results": results, "failed": failed}, indent=1))
+        results[name] = found
+        print(table(results).splitlines()[-1], flush=True)
     if results:
         print(f"\n{describe()}\n\n{table(results)}")
-    return 1 if failed else 0
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Plain Python, since the other engines' environments import it, too.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import random
 import zlib
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 KINDS = ("rollout", "variable", "update", "step")
 SHORTEST, LONGEST = 8, 256  # tokens of a row where lengths vary
+FILLERS = (" a", "a")  # where a space is a token of its own, only the latter is one token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,13 +79,35 @@ def texts(encode: Callable[[str], list[int]], number: int, low: int, high: int) 
         while len(encode(f"{longer}?")) <= most:
             text = f"{longer}?"
             longer += f" {draw.choice(('plus', 'and', 'minus'))} {draw.randrange(10, 99)}"
-        # Single letters fill what is left.
-        while text and len(encode(f"{text} a")) <= most:
-            text += " a"
+        for filler in FILLERS if text else ():
+            while len(encode(text + filler)) <= most:
+                text += filler
         if not low <= len(encode(text)) <= high:
             raise ValueError(f"prompts of {low} to {high} tokens cannot be made of questions")
         found.append(text)
     return tuple(found)
+
+
+def pairs(flag: str, given: list[str], key: str = "key") -> dict[str, str]:
+    """`key=value` of a command line by key; ValueError on one without `=`, of its `flag`."""
+    found = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{flag}={pair}; allowed: {key}=value")
+        found[name] = value
+    return found
+
+
+def chosen_of(given: list[str]) -> dict[str, object]:
+    """`section.key=value` of `--set`, with values as Python reads them; ValueError without `=`."""
+    found = {}
+    for name, value in pairs("--set", given, "section.key").items():
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
 
 
 def right(text: str) -> bool:

@@ -1,15 +1,19 @@
 """scripts/bench.py and bench_peers.py: their work, command lines, tables, and a small run."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+
+from xrpo_jax import config, tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = ROOT / "scripts"
@@ -48,6 +52,37 @@ def test_prompts_have_the_lengths_asked_for_and_differ(script):
     assert min(lengths) >= 32 and max(lengths) == 41 and len(set(texts)) == 8
     with pytest.raises(ValueError, match="prompts of 1 to 3 tokens"):
         work.texts(letters, 2, 1, 3)
+
+
+@pytest.mark.parametrize("length", range(31, 43))
+def test_prompts_of_every_length_can_be_made(script, length):
+    """Where a space is a token of its own, too, as the embedded tokenizer has it."""
+    words = tokenizer.load(config.EMBEDDED)
+    for text in script("bench_work").texts(words.encode, 3, length, length):
+        assert len(words.encode(text)) == length
+
+
+def test_every_point_of_the_cost_curve_is_work_with_settings(script, tmp_path, monkeypatch):
+    curve, models, ours = script("bench_curve"), script("bench_models"), script("bench_ours")
+    small = dataclasses.replace(models.tiny(), num_layers=1, hidden_size=8, intermediate_size=8)
+    monkeypatch.setattr(models, "tiny", functools.partial(dataclasses.replace, small))
+    for name, point in curve.POINTS.items():
+        work = curve.work_of(name, tmp_path)
+        assert (work.rows, len(set(work.texts))) == (point["rows"], point["rows"] // 8)
+        assert max(map(len, work.prompts)) == point["prompt"]
+        assert set(work.limits) == {point["completion"]}
+        settings = ours.settings_of(work, {})
+        assert settings.rollout.prompts == len(work.prompts)
+
+
+def test_prompts_of_every_length_for_smollm2(script):
+    models, work = script("bench_models"), script("bench_work")
+    if not (ROOT / models.SMOLLM2 / "tokenizer.json").is_file():
+        pytest.skip(f"{models.SMOLLM2} is not there")
+    words = tokenizer.load(ROOT / models.SMOLLM2)
+    for length in (32, 33, 40, 41, 128, 2048):
+        for text in work.texts(words.encode, 2, length, length):
+            assert len(words.encode(text)) == length
 
 
 def test_rewards_vary_and_hang_on_the_text_alone(script):
@@ -116,6 +151,9 @@ def test_cases_are_chosen_by_pattern(script):
     assert {name.split(":")[1] for name in small.names} == {"tiny"} and small.repeats == 1
     curve = bench.arguments(["--cost-curve", "--only=rows:*:rollout"])
     assert curve.names == [f"rows:{rows}:rollout" for rows in (16, 64, 256, 1024)]
+    assert (curve.repeats, bench.arguments(["--repeats=5"]).repeats) == (3, 5)
+    sized = bench.arguments(["--small", "--samples=4"])
+    assert (sized.prompts, sized.samples, sized.new_tokens) == (2, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +162,23 @@ def test_cases_are_chosen_by_pattern(script):
         ("bench", ["--only=nothing"], "allowed: some of rollout:smollm2:float32"),
         ("bench", ["--repeats=0"], "--repeats=0; allowed: at least 1"),
         ("bench_peers", ["--only=step:*"], "allowed: some of transformers:rollout"),
+        ("bench", ["--small", "--cost-curve"], "--cost-curve --small; allowed: one of them"),
+        ("bench", ["--cost-curve", "--new-tokens=4"], "--new-tokens=4; allowed: without --cost-c"),
+        ("bench", ["--set=foo"], "--set=foo; allowed: section.key=value"),
+        ("bench", ["--set=rollout.slot=1"], "--set: rollout.slot is no setting"),
         ("bench_peers", ["--rounds=0"], "--rounds=0; allowed: at least 1"),
+        ("bench_peers", ["--set=foo"], "--set=foo; allowed: section.key=value"),
+        ("bench_peers", ["--peer-set=foo"], "--peer-set=foo; allowed: key=value"),
+        (
+            "bench_peers",
+            ["--only=trl*", "--peer-set=cach=static"],
+            "--peer-set=cach=static; allowed for trl: weights, micro_batch, cache, checkpointing",
+        ),
+        (
+            "bench_peers",
+            ["--only=t*:rollout:*", "--peer-set=cache=static"],
+            "allowed for tunix-rollout: nothing",
+        ),
     ],
 )
 def test_a_wrong_command_line_says_what_is_allowed(script, capsys, name, argv, said):
@@ -135,12 +189,14 @@ def test_a_wrong_command_line_says_what_is_allowed(script, capsys, name, argv, s
 
 def test_settings_are_named_and_checked(script):
     ours = script("bench_ours")
-    assert ours.chosen_of(["rollout.slots=16", "model.dtype=bfloat16"]) == {
-        "rollout.slots": 16,
-        "model.dtype": "bfloat16",
-    }
-    with pytest.raises(ValueError, match="--set=rollout.slots; allowed: section.key=value"):
-        ours.chosen_of(["rollout.slots"])
+    settings = ["--set=rollout.slots=16", "--set=model.dtype=bfloat16"]
+    for name in ("bench", "bench_peers"):
+        assert script(name).arguments(settings).chosen == {
+            "rollout.slots": 16,
+            "model.dtype": "bfloat16",
+        }
+    given = script("bench_peers").arguments(["--only=trl:*", "--peer-set=micro_batch=8"])
+    assert given.options == {"micro_batch": "8"}
     with pytest.raises(ValueError, match="rollout.slot is no setting"):
         ours.settings_of(some_work(script, "rollout"), {"rollout.slot": 1})
 
@@ -153,6 +209,13 @@ def test_every_comparison_names_a_peer_that_is_there(script):
         assert (SCRIPTS / "peers" / f"{peers.PEERS[peer].script}.py").is_file()
         assert peers.PEERS[peer].environment in environments.PACKAGES
         assert kind in work.KINDS and kind in peers.GOALS and model in ("smollm2", "tiny")
+
+
+def test_peers_name_the_options_that_their_scripts_read(script):
+    for peer in script("bench_peers").PEERS.values():
+        text = (SCRIPTS / "peers" / f"{peer.script}.py").read_text()
+        assert set(peer.names) == set(re.findall(r'options\.get\("(\w+)"', text))
+        assert {name for name, _ in peer.options} <= set(peer.names)
 
 
 def test_an_environment_is_taken_only_with_the_pinned_versions(script, tmp_path, monkeypatch):
@@ -210,16 +273,19 @@ def test_table_of_cases(script):
         "runs": [run(2.0, 1.5), run(1.0, 1.5, others=0.2), run(4.0, 1.75) | {"compiles": 2}],
         "floor": {"seconds": 0.5, "own_seconds": 1.0},
     }
-    facts = bench.summary(found)
-    assert bench.table({"step:tiny:float32": facts}).splitlines()[-1] == (
+    good = {"summary": bench.summary(found)}
+    lines = bench.table({"step:tiny:float32": good, "step:smollm2:float32": {"failure": "gone"}})
+    assert lines.splitlines()[-2:] == [
         "| step, tiny, float32 | 50 (25 to 100) | 2 | 25 %, 50 % "
-        "| 7.2 (+2 later) | 1.75 | 20 %, 1 % |"
-    )
+        "| 7.2 (+2 later) | 1.75 | 20 %, 1 % |",
+        "| step, smollm2, float32 | failed: gone | | | | | |",
+    ]
 
 
 def test_phases_are_shares_of_the_whole(script):
     timed = [run(2.0, 1.0) | {"phases": {"sample": 1.0, "update": 0.5}}, run(4.0, 1.0)]
     found = {"step:tiny:float32": {"runs": timed}, "rollout:tiny:float32": {"runs": timed[1:]}}
+    found["update:tiny:float32"] = {"failure": "gone"}
     said = "step, tiny, float32: sample 50.0 %, update 25.0 %"
     assert script("bench").phases(found) == said
 
@@ -229,6 +295,62 @@ def test_results_of_other_cases_stay_in_the_file(script, tmp_path):
     bench.write(tmp_path / "new" / "all.json", {"a": 1, "b": 1})
     bench.write(tmp_path / "new" / "all.json", {"b": 2})
     assert json.loads((tmp_path / "new" / "all.json").read_text()) == {"a": 1, "b": 2}
+
+
+def fails_once(result):
+    """A function that raises on its first call, then returns `result`."""
+    calls = []
+
+    def measured(*_):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("ours ended with -9")
+        return result
+
+    return measured
+
+
+def measured_case():
+    floor = {"seconds": 0.5, "own_seconds": 1.0}
+    return {"work": {"kind": "rollout", "dtype": "float32", "samples": 8}} | {
+        "first": run(9.0, 1.0),
+        "runs": [run(2.0, 1.5)],
+        "floor": floor,
+    }
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_a_case_that_fails_is_told_and_the_others_run(script, tmp_path, monkeypatch, capsys, curve):
+    bench = script("bench")
+    case = measured_case()
+    case["summary"] = bench.summary(case)
+    monkeypatch.setattr(bench, "measure", fails_once(case))
+    monkeypatch.setattr(script("bench_curve"), "work_of", lambda *_: None)
+    argv = ["--cost-curve", "--only=rows:16:*"] if curve else ["--only=[ru][op]*:tiny:float32"]
+    names = bench.arguments(argv).names
+    assert len(names) == 2
+    file = tmp_path / "all.json"
+    assert bench.main([*argv, f"--out={tmp_path}", f"--json={file}"]) == 1
+    found = json.loads(file.read_text())
+    assert found[names[0]]["failure"] == "RuntimeError: ours ended with -9"
+    assert found[names[1]]["summary"]["rate"] == 50
+    said = capsys.readouterr().out
+    assert said.count("| failed: RuntimeError: ours ended with -9 |") == 2
+    assert bench.main([*argv, f"--out={tmp_path}", f"--json={file}"]) == 0
+    assert "failure" not in json.loads(file.read_text())[names[0]]
+
+
+def test_a_comparison_that_fails_is_in_the_file(script, tmp_path, monkeypatch):
+    peers, file = script("bench_peers"), tmp_path / "all.json"
+    file.write_text(json.dumps({"other": 1}))
+    found = {"ours": [run(1.0, 3.0)], "peer": [run(2.0, 7.0)]}
+    monkeypatch.setattr(peers, "compare", fails_once(found | {"summary": peers.summary(found)}))
+    for only, code in (("tunix:step:tiny:*", 1), ("trl:step:tiny:*", 0)):
+        assert peers.main([f"--only={only}", f"--json={file}"]) == code
+    written = json.loads(file.read_text())
+    assert written["other"] == 1
+    assert written["tunix:step:tiny:float32"] == {"failure": "RuntimeError: ours ended with -9"}
+    assert written["trl:step:tiny:float32"]["summary"]["ratio"]["median"] == 2
 
 
 def test_curve_is_drawn_from_what_is_there(script, tmp_path):
@@ -351,15 +473,20 @@ def model(script, tmp_path):
 CHOSEN = {"rollout.slots": 8, "train.micro_batch": 8, "train.share": 4, "mesh.devices": 1}
 
 
-@pytest.mark.parametrize("kind", ["update", "step"])
+@pytest.mark.parametrize("kind", ["update", "step", "rollout", "variable"])
 def test_every_kind_runs_and_compiles_on_its_first_run_only(script, model, kind):
     ours = script("bench_ours")
     make_work = script("bench_models").make_work
-    work = make_work(kind, model, "float32", prompts=2, samples=4, new_tokens=3)
+    # So many that caches grow in a rollout.
+    new_tokens = 64 if kind == "rollout" else 3
+    work = make_work(kind, model, "float32", prompts=2, samples=4, new_tokens=new_tokens)
     assert all(32 <= len(prompt) <= 41 for prompt in work.prompts)
     bench = ours.Bench(work, CHOSEN)
+    if kind in ("rollout", "variable"):
+        assert len(bench.parts.draw.sampler.cache_lengths) > 1
     first, second = bench.warm(), bench.run()
-    assert first["tokens"] == second["tokens"] == 8 * 3
+    assert first["tokens"] == (8 if kind in ("rollout", "variable") else work.useful)
+    assert second["tokens"] == work.useful
     assert first["compiles"] > 0 and first["compile_seconds"] > 0
     assert second["compiles"] == 0
 

@@ -27,7 +27,6 @@ def prepare(raw: dict):
     drawn = []
 
     def reward(prompts, completions, **_):
-        drawn.append(len(completions))
         return [float(right(text)) for text in completions]
 
     go, done = queue.Queue(), queue.Queue()
@@ -77,6 +76,15 @@ def prepare(raw: dict):
             reward_fns=reward,
         )
 
+    generate = cluster.generate
+
+    def counted(*arguments, **more):
+        found = generate(*arguments, **more)
+        drawn.append(sum(len(tokens) for tokens in found.tokens))
+        return found
+
+    cluster.generate = counted  # rewards are given texts alone
+
     def train() -> None:
         try:
             with here:
@@ -92,6 +100,8 @@ def prepare(raw: dict):
         error = done.get()
         if error is not None:
             raise error
+        if drawn[-1:] != [work.useful]:
+            raise RuntimeError(f"{drawn[-1:]} tokens were drawn; asked for {work.useful}")
         return {"tokens": work.useful}
 
     return {"run": run}
