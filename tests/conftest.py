@@ -10,10 +10,25 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 from tiny.runs import Runs  # noqa: E402
+
+from xrpo_jax import compile_cache  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def compiled_functions_are_kept_as_before():
+    """A run says for its whole process where what XLA compiles is kept, and how much of it."""
+    names = [name.lower() for name in (compile_cache.FOLDER, *compile_cache.LEAST)]
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    if any(getattr(jax.config, name) != value for name, value in before.items()):
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,19 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from xrpo_jax import compile_cache
 from xrpo_jax.log import Compiles
 
 NAMES = [name.lower() for name in (compile_cache.FOLDER, *compile_cache.LEAST)]
+BEFORE = [getattr(jax.config, name) for name in NAMES]
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    """JAX's settings are of the process, those of the environment of whoever starts the tests."""
+def no_variables(monkeypatch):
+    """Settings of the environment are of whoever starts the tests."""
     for name in (compile_cache.FOLDER, *compile_cache.LEAST):
         monkeypatch.delenv(name, raising=False)
-    before = {name: getattr(jax.config, name) for name in NAMES}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def test_the_folder_is_the_setting_s_the_environment_s_or_the_user_s(monkeypatch, tmp_path):
@@ -74,9 +69,28 @@ def test_a_folder_that_cannot_be_written_warns_and_the_run_goes_on(tmp_path, cap
     assert jax.jit(lambda x: x * 3 - 3)(np.ones(5, np.float32))[0] == 0
 
 
+@pytest.mark.parametrize("setting", ["auto", "~nobody_here/cache"])
+def test_without_a_home_the_run_goes_on(monkeypatch, capsys, setting):
+    def unknown(user):
+        raise KeyError(user)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("getpwuid", "getpwnam"):
+        monkeypatch.setattr(f"pwd.{name}", unknown)
+    assert compile_cache.keep(setting) is None
+    said = capsys.readouterr().err
+    assert f"WARNING: compile.cache_dir='{setting}': Could not determine home" in said
+    assert jax.config.jax_compilation_cache_dir is None
+
+
 def test_limits_of_the_environment_are_left(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "60")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 60.0)
     compile_cache.keep(str(tmp_path))
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 60
     assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
+
+
+def test_what_the_tests_above_changed_ended_with_them():
+    assert [getattr(jax.config, name) for name in NAMES] == BEFORE

@@ -45,6 +45,15 @@ def policy_folder(tmp_path_factory):
     return policy.save(tmp_path_factory.mktemp("model") / "policy")
 
 
+@pytest.fixture
+def letters_task():
+    """Offers tests/tiny/tasks as tasks, which the tiny tokenizer can read."""
+    path = xrpo_jax.tasks.__path__
+    path.append(str(ROOT / "tests" / "tiny" / "tasks"))
+    yield
+    path.remove(str(ROOT / "tests" / "tiny" / "tasks"))
+
+
 def given(**settings):
     """The default config with `section__key=value` changed; few problems, to make them fast."""
     config = configs.default()
@@ -299,6 +308,24 @@ def test_settings_must_fit_the_model_and_the_devices(policy_folder, tmp_path, se
     assert not (tmp_path / "run").exists()  # a refused run leaves nothing
 
 
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"rollout__lanes": 3}, r"rollout.lanes=3; allowed: 0 \(chosen by the machine\), or what"),
+        ({"train__lengths": (8,)}, r"train.lengths=\(8,\); allowed: each above 0 and below"),
+    ],
+    ids=str,
+)
+def test_settings_are_refused_before_workers_start(
+    policy_folder, letters_task, monkeypatch, settings, message
+):
+    monkeypatch.setattr(build, "_gradings", lambda *_: pytest.fail("workers start"))
+    letters = {"task__name": "letters", "init_from": str(policy_folder)}
+    config = given(**SMALL | letters | settings)
+    with pytest.raises(ValueError, match=message):
+        build.build(configs.parse(config))
+
+
 def test_a_missing_model_directory_is_named(tmp_path):
     config = given(**SMALL, init_from=str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match=r"init_from='.*nothing'; allowed: a Hugging Face dir"):
@@ -368,6 +395,28 @@ def test_a_workdir_with_other_settings_is_refused_and_left_as_it_is(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_lanes_that_the_machine_chose_may_be_given(
+    policy_folder, letters_task, tmp_path, monkeypatch
+):
+    def claim_on(cores, lanes=0):
+        monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: range(cores))
+        letters = {"task__name": "letters", "init_from": str(policy_folder), "mesh__devices": 1}
+        sizes = {"rollout__slots": 8, "rollout__lanes": lanes}
+        settings = configs.parse(given(**SMALL | letters | sizes))
+        with configs.claim(settings, tmp_path, build.build(settings)[0].facts):
+            pass
+
+    claim_on(2)
+    claim_on(2)
+    with pytest.raises(ValueError) as error:
+        claim_on(4)
+    said = "other settings: rollout.lanes (there 2, here 4). Go on with --config.rollout.lanes=2, "
+    assert said in str(error.value)
+    claim_on(4, lanes=2)
+    claim_on(2)
+    assert json.loads((tmp_path / "config.json").read_text())["rollout"]["lanes"] == 2
+
+
 def test_a_run_whose_data_changed_is_refused(tmp_path):
     """A path says nothing of what the file holds, and the seeder remembers prompts by number."""
     claim(tmp_path)
@@ -413,15 +462,6 @@ def test_a_setting_that_is_not_set_counts_as_its_default(tmp_path):
     assert "dual_clip" not in written  # a setting of another algorithm
     with pytest.raises(ValueError, match=r"algorithm.shots \(there 2, here 1\)"):
         claim(tmp_path, algorithm__shots=1)
-
-
-@pytest.fixture
-def letters_task():
-    """Offers tests/tiny/tasks as tasks, which the tiny tokenizer can read."""
-    path = xrpo_jax.tasks.__path__
-    path.append(str(ROOT / "tests" / "tiny" / "tasks"))
-    yield
-    path.remove(str(ROOT / "tests" / "tiny" / "tasks"))
 
 
 def test_a_half_written_checkpoint_is_named_before_a_step(policy_folder, tmp_path, letters_task):

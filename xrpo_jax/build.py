@@ -80,6 +80,8 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong)
         for task in (settings.task, settings.eval_task)
     )
+    # Before workers start and parameters are read: what can be refused is refused here.
+    lanes, completions = _lanes(rollout, devices), _completion_lengths(settings)
     pool, gradings = _gradings(tasks, settings.verify)  # its workers start while this compiles
     tools, eval_tools = (
         Tools(
@@ -95,9 +97,8 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
     check_enough(tools.task, algorithm, rollout.prompts)  # prompts may have been dropped
     if hasattr(seeder, "check"):
         seeder.check(tools)
-    _, params = hf.load(source, mesh.everywhere(devices))  # what can be refused was refused
+    _, params = hf.load(source, mesh.everywhere(devices))
     lengths = tuple(sorted({rollout.prompt_length, seeded_length}))
-    lanes = _lanes(rollout, devices)
     sampler = Sampler(
         model=model,
         method=Method(temperature=rollout.temperature),
@@ -136,7 +137,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
             tokens=settings.train.micro_tokens,
             share=settings.train.share,
             prompt_lengths=lengths if seeder.trains_seeded else lengths[:1],
-            lengths=_completion_lengths(settings),
+            lengths=completions,
             groups=min(planner.slots(rollout.prompts), shape.rows),
         ),
         devices,
@@ -148,7 +149,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
     parts = Parts(
         facts={
             "mesh": {"devices": devices.size},
-            "sampler": {"lanes": lanes},
+            "rollout": settings.resolved["rollout"] | {"lanes": lanes},
             "prompts": {
                 "train": len(tools.task),
                 "held_out": len(eval_tools.task),

@@ -426,13 +426,18 @@ MAY_CHANGE = (
 )
 
 
+# What 0 leaves to the machine; the number that a run was given stands in its config.json.
+CHOSEN_BY_MACHINE = ("rollout.lanes", "mesh.devices")
+
+
 @contextlib.contextmanager
 def claim(settings: Settings, workdir: pathlib.Path, facts: dict) -> Iterator[None]:
     """Hold `workdir` for this process and these settings, which are written to its config.json.
 
-    `facts` are what the settings led to here, such as the number of devices: they must be the same
-    on resume, too. Raises ValueError naming the settings that differ from those there (defaults are
-    filled in, so one that changed between versions differs too), or when another process holds it.
+    `facts` are what the settings led to here, by section, such as the number of devices: they stand
+    in the place of what was set, and must be the same on resume, too. Raises ValueError naming the
+    settings that differ from those there (defaults are filled in, so one that changed between
+    versions differs too), or when another process holds it.
     """
     path = workdir / "config.json"
     resolved = settings.resolved | facts
@@ -447,10 +452,16 @@ def claim(settings: Settings, workdir: pathlib.Path, facts: dict) -> Iterator[No
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key) and key not in MAY_CHANGE
         ]
+        give = [
+            f"--config.{key}={theirs[key]}"
+            for key in CHOSEN_BY_MACHINE
+            if mine.get(key) != theirs.get(key, mine.get(key))
+        ]
         if differ:
+            go_on = f"Go on with {' '.join(give)}, choose" if give else "Choose"
             raise ValueError(
                 f"--workdir={workdir} holds a run with other settings: {'; '.join(differ)}. "
-                "Choose another --workdir, or delete that one"
+                f"{go_on} another --workdir, or delete that one"
             )
     elif (workdir / "metrics.jsonl").exists():
         raise ValueError(
