@@ -1,6 +1,7 @@
 """Eight CPU devices for every test; shapes that broadcast by rank are errors."""
 
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # A run would else keep what it compiles in a folder of the user's.
@@ -13,6 +14,7 @@ import pytest  # noqa: E402
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 from tiny.runs import Runs  # noqa: E402
 
+import xrpo_jax.tasks  # noqa: E402
 from xrpo_jax import compile_cache  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -29,6 +31,15 @@ def compiled_functions_are_kept_as_before():
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def letters_task():
+    """Offers tests/tiny/tasks as tasks, which the tiny tokenizer can read."""
+    path, folder = xrpo_jax.tasks.__path__, str(pathlib.Path(__file__).parent / "tiny" / "tasks")
+    path.append(folder)
+    yield
+    path.remove(folder)
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,9 @@ def test_an_error_in_the_draw_is_the_trainers():
         source.take(params_of(0), ledger_of(0), 0, Clock())
 
 
-def test_a_draw_that_is_given_up_ends_where_rows_end():
+@pytest.mark.parametrize("ending", [1, 0])
+def test_a_draw_that_is_given_up_ends_with_its_chunk(ending):
+    """Whether a row ends in it or none."""
     seen = []
 
     def ends(size):
@@ -129,7 +131,7 @@ def test_a_draw_that_is_given_up_ends_where_rows_end():
             seen.append(row)
             if row == 2:
                 wait_for(source._over.is_set)
-            yield np.array([row])
+            yield np.arange(row, row + ending)
 
     source = ahead.Ahead(
         now_of(Noting(says=None, ends=ends)), 2, 0, ahead.first(params_of(0), ledger_of(0))

@@ -18,7 +18,7 @@ LAYERS = (
     {"explore", "learn"},
     {"algorithms"},
     {"config"},
-    {"evaluate", "report", "build", "ahead"},
+    {"evaluate", "report", "build", "ahead", "record"},
     {"train"},
     {"main"},
 )

@@ -12,7 +12,6 @@ import pytest
 from fakes import Texts
 from tiny import policy
 
-import xrpo_jax.tasks
 from xrpo_jax import build, train
 from xrpo_jax import config as configs
 from xrpo_jax.algorithms import base as algorithms
@@ -43,15 +42,6 @@ MISSPELT = {
 @pytest.fixture(scope="module")
 def policy_folder(tmp_path_factory):
     return policy.save(tmp_path_factory.mktemp("model") / "policy")
-
-
-@pytest.fixture
-def letters_task():
-    """Offers tests/tiny/tasks as tasks, which the tiny tokenizer can read."""
-    path = xrpo_jax.tasks.__path__
-    path.append(str(ROOT / "tests" / "tiny" / "tasks"))
-    yield
-    path.remove(str(ROOT / "tests" / "tiny" / "tasks"))
 
 
 def given(**settings):

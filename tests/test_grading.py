@@ -24,10 +24,12 @@ ANSWERS = tuple("ABCDEFGH")
 TASK = Texts(prompts=PROMPTS, answers=ANSWERS)
 SHAPE = Shape(prompts=4, rows=16, prompt_length=8, seeded_length=40, max_new_tokens=8)
 BUDGET = base.Budget(group=4, max_new_tokens=8)
+NOBODY = np.zeros(0, int)  # a chunk in which no row ends
 ENDS = (  # who ends together, and in which order
     lambda size: [np.arange(size)],
     lambda size: [np.array([i]) for i in reversed(range(size))],
     lambda size: np.array_split(np.random.default_rng(size).permutation(size), max(size // 3, 1)),
+    lambda size: [NOBODY, np.arange(size), NOBODY],
 )
 
 
@@ -77,7 +79,7 @@ def test_the_order_of_ending_changes_no_evaluation():
             samples=4, prompts=3, max_new_tokens=8, seed=0, step=0,
         )  # fmt: skip
 
-    assert run(ENDS[0]) == run(ENDS[1]) == run(ENDS[2])
+    assert run(ENDS[0]) == run(ENDS[1]) == run(ENDS[2]) == run(ENDS[3])
 
 
 class Noting(Here):

@@ -153,6 +153,9 @@ def test_the_table_and_the_phases():
             "seconds/sample": 0.5,
             "seconds/update": 1.5,
             "seconds/evaluate": 9.0,
+            # What other threads did meanwhile.
+            "seconds/verify_hidden": 1.0,
+            "seconds/sample_ahead": 1.0,
         },
         # Compiling is within a phase.
         {"seconds/step": 2.0, "seconds/sample": 0.5, "seconds/update": 1.5, "seconds/compile": 1.0},

@@ -152,7 +152,7 @@ class Abandoned(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Stoppable:
-    """A draw that raises Abandoned once `over` is set: before it begins, or where rows end."""
+    """A draw that raises Abandoned once `over` is set: before it begins, or after a chunk."""
 
     draw: Draw
     over: threading.Event

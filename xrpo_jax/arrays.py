@@ -55,7 +55,7 @@ class Batch:
     tokens: Any  # i32[N,T] completions
     length: Any  # i32[N] tokens of the completion
     mask: Any  # f32[N,T] all zero on a padding row
-    old_logp: Any  # f32[N,T] behaviour policy, trained context, the trainer's numerics
+    old_logp: Any  # f32[N,T] policy before the update, trained context, the trainer's numerics
     reward: Any  # f32[N]
     correct: Any  # f32[N] 1 where the verifier said correct
     group: Any  # i32[N] prompt slot; rows of a group are compared with one another
@@ -65,7 +65,7 @@ class Batch:
     baseline: Any = None  # f32[N] what was known of the prompt before the step: chance of success
     ancestors: Any = None  # i32[N,A] rows with one number in column d share their first d segments
     sampler_logp: Any = None  # f32[N,T] NaN where the sampler saw another context; host only
-    old_entropy: Any = None  # f32[N,T] of the behaviour policy
+    old_entropy: Any = None  # f32[N,T] of the policy before the update
     ref_logp: Any = None  # f32[N,T] of the initial policy, only when a penalty asks for it
     ref_entropy: Any = None  # f32[N,T] likewise
 
@@ -99,6 +99,6 @@ class TrainState:
 # What sampler.make_draw returns: called with (params, list of prompts i32[<=P], row i[N], rng.Rows
 # of N, limit i[N] or int, keep=False, finished=None) it gives NumPy Samples, and so does its
 # `resume(params, paths, keys, limit, keep=False, finished=None)`. While others are still drawn it
-# calls `finished(rows i[M], Samples of M rows)` for those that have ended, each of the N rows once
-# and in any order.
+# calls `finished(rows i[M], Samples of M rows)` with those that ended meanwhile, each of the N rows
+# once and in any order; M may be 0.
 Draw = Callable[..., Samples]

@@ -17,8 +17,8 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from xrpo_jax import ahead, checkpoint, compile_cache, report, rng
-from xrpo_jax.arrays import Batch, Params, TrainState
+from xrpo_jax import ahead, checkpoint, compile_cache, record, report, rng
+from xrpo_jax.arrays import Params, TrainState
 from xrpo_jax.build import Parts, build, warm_up
 from xrpo_jax.config import ConfigDict, Settings, claim, parse
 from xrpo_jax.evaluate import answers, evaluate
@@ -159,17 +159,9 @@ def _loop(
         with clock("update"):
             state, learned, batch = parts.learner.update(state, batch, settings.seed, step, clock)
 
-        groups = explore.planner.select(progress)
-        metrics |= summary.summarise(explore, progress, ledger, parts.tools.task, groups)
-        metrics |= learned | sampler_gap(batch) | told
-        if settings.algorithm.learn.importance is not None:
-            metrics |= settings.algorithm.learn.importance.statistics(batch)
-        looked_at = (batch.mask > 0) & np.isfinite(batch.old_entropy)
-        metrics["old_entropy"] = float(batch.old_entropy[looked_at].sum() / max(looked_at.sum(), 1))
-        spent = time.perf_counter() - begun - clock.seconds.get("evaluate", 0.0)
-        metrics["tokens_per_second"] = progress.decoded / spent
-        metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
-        metrics["seconds/step"] = spent
+        metrics |= told | record.of_step(
+            settings, parts.tools.task, progress, ledger, batch, learned, clock, begun
+        )
         # Since the last record, so that what saving and evaluating compile shows, too.
         compiled = compiles.take()
         metrics |= compiled.metrics()
@@ -186,10 +178,11 @@ def _loop(
         if complete:
             source.give_up()
             log.metrics(done, held_out(parts, settings, state.params, done, folder, bar))
-        if done % settings.checkpoint.every == 0 or complete or signals.stop:
+        last = complete or signals.stop  # asked once: a signal from here on ends the next step
+        if done % settings.checkpoint.every == 0 or last:
             checkpoint.save(manager, done, state, ledger, source.origin)
-        profiler.end(step, complete or signals.stop)
-        if complete or signals.stop:
+        profiler.end(step, last)
+        if last:
             break
     bar.close()
     compiles.close()
@@ -297,20 +290,6 @@ def held_out(
     graded = [(record["status"], record["reason"]) for record in records]
     report.warn_failed(bar, f"evaluation at step {step}", graded, settings.verify.alarm)
     return {f"eval/{name}": value for name, value in metrics.items()}
-
-
-def sampler_gap(batch: Batch) -> dict[str, float]:
-    """How far the sampler's log-probs are from the trainer's, over tokens drawn in context.
-
-    Rows that the trainer did not have to look at (learn/update.py) count in neither. Where rollouts
-    are drawn ahead this is also how far the policy has moved since.
-    """
-    seen = (batch.mask > 0) & np.isfinite(batch.sampler_logp) & np.isfinite(batch.old_logp)
-    gap = np.abs(batch.sampler_logp[seen] - batch.old_logp[seen])
-    return {
-        "sampler_gap_mean": float(gap.mean()) if gap.size else 0.0,
-        "sampler_gap_max": float(gap.max(initial=0.0)),
-    }
 
 
 class _Signals:

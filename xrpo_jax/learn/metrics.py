@@ -10,10 +10,13 @@ from xrpo_jax.arrays import Scores
 def metrics_of(
     totals: dict[str, float], norms: list[float], scores: Scores, epochs: int
 ) -> dict[str, float]:
-    """The log of one step from sums over tokens, and the norm of every update's gradient."""
-    tokens = max(totals["tokens"], 1.0)
+    """The log of one step from sums over tokens, and the norm of every update's gradient.
+
+    Means over tokens are left out where no token was computed.
+    """
+    tokens = totals["tokens"]
     finite = [norm for norm in norms if np.isfinite(norm)]
-    means = {name: total / tokens for name, total in totals.items() if name != "tokens"}
+    means = {name: total / tokens for name, total in totals.items() if name != "tokens" and tokens}
     return means | {
         "loss": totals["loss"] / epochs,
         "gradient_norm": float(np.mean(finite)) if finite else 0.0,

@@ -111,7 +111,8 @@ class Pool:
         """A stream of items: `add(item)` for each, `verdicts()` in the end, all within a `with`.
 
         Grading goes on while the caller does other work. All that is said of `map` holds, its bound
-        from the last `add` on. Several streams may be open at a time; they take turns.
+        from the last `add` on. Several streams may be open at a time; while one has items
+        left to grade, the others wait.
         """
         self._check_open()
         return Stream(self._serve, self._recall)
