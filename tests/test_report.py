@@ -24,7 +24,9 @@ def settings(algorithm="xrpo", **more):
         task_name="texts",
         model=types.SimpleNamespace(dtype="float32"),
         algorithm=base.make(algorithm, base.Budget(group=4, max_new_tokens=8)),
-        train=types.SimpleNamespace(steps=4, tokens=0, minibatches=1, epochs=1),
+        train=types.SimpleNamespace(
+            steps=4, tokens=0, minibatches=1, epochs=1, async_rollouts=0, importance="none"
+        ),
         checkpoint=types.SimpleNamespace(rollouts=True),
         **more,
     )
@@ -97,6 +99,18 @@ def test_the_opening_says_when_a_second_update_is_needed(name, said_so):
         run.train.minibatches = minibatches
         shown = report.opening(run, task, task, 1, chat)
         assert ("acts from the second update" in shown) == (said_so and minibatches == 1)
+
+
+def test_the_opening_says_when_nothing_corrects_for_rollouts_drawn_ahead():
+    chat = Chat(encode=None, render=said, opening="", templated=False)
+    task = Texts(prompts=("x",))
+    for drawn_ahead in (0, 1):
+        for importance in ("none", "token"):
+            run = settings("grpo")
+            run.train.async_rollouts, run.train.importance = drawn_ahead, importance
+            shown = report.opening(run, task, task, 1, chat)
+            told = "policy of one update ago" in shown
+            assert told == bool(drawn_ahead and importance == "none")
 
 
 def sample(prompt, level, text, correct):

@@ -38,6 +38,11 @@ def opening(settings: Settings, task: Task, held_out: Task, parameters: int, cha
             "note: a part of this algorithm acts from the second update of a batch on; "
             "train.minibatches=1 and train.epochs=1 make only one"
         )
+    if train.async_rollouts and train.importance == "none":
+        lines.append(
+            "note: with train.async_rollouts=1 rollouts come from the policy of one update ago; "
+            "train.importance=none takes them for the newest one's, token or sequence corrects it"
+        )
     way = "through the chat template" if chat.templated else "as plain text"
     first = f"first prompt, {way}: {chat.render(task.prompt(0))[:PROMPT_SHOWN]!r}"
     return "\n".join(line for line in (*lines, describe(task), describe(held_out), first) if line)

@@ -65,7 +65,7 @@ def make_learner(
 
     With `deferred`, which only an algorithm allows whose scores and memories read no old log-probs,
     `annotate` leaves these as NaN, and the forward of the first minibatch says what they are: until
-    then the policy is the one that drew the batch. The batch that `update` returns has them, but
+    then the policy is the one before the update. The batch that `update` returns has them, but
     for rows that no gradient comes from.
     """
     if deferred and learn.reads_old_logp:
