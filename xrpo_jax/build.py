@@ -37,7 +37,7 @@ from xrpo_jax.verify.pool import Pool
 class Parts:
     """What the loop works with, made once from the settings."""
 
-    facts: dict  # what a run must find again on resume, beside its settings
+    facts: dict  # what a run must find again on resume, beside its settings or in their place
     source: Source  # of the initial policy
     model: ModelConfig
     chat: Chat
@@ -80,7 +80,7 @@ def build(settings: Settings) -> tuple[Parts, TrainState]:
         fitting(task, chat.encode, rollout.prompt_length, settings.text.overlong)
         for task in (settings.task, settings.eval_task)
     )
-    # Before workers start and parameters are read: what can be refused is refused here.
+    # They refuse settings, so before workers start and parameters are read.
     lanes, completions = _lanes(rollout, devices), _completion_lengths(settings)
     pool, gradings = _gradings(tasks, settings.verify)  # its workers start while this compiles
     tools, eval_tools = (
