@@ -148,6 +148,58 @@ def test_tiles_and_rematerialisation_change_nothing(params):
     same(wanted[1], last(params, *INPUTS))
 
 
+def test_the_gradient_is_that_of_differences(params):
+    """Of every parameter, along a random direction: no rule is compared with itself alone."""
+    gradient, _ = compiled(BASE)(params, *INPUTS)
+    shares = np.random.default_rng(1).standard_normal((2, ROWS, COLUMNS)).astype(np.float32)
+    stats_of = jax.jit(functools.partial(token_stats, BASE))
+
+    def total(params):
+        stats = stats_of(params, *INPUTS)
+        return np.sum(shares[0] * np.float64(stats.logp) + shares[1] * np.float64(stats.entropy))
+
+    leaves, tree = jax.tree.flatten(params)
+    draws = np.random.default_rng(3)
+    for i, (path, slope) in enumerate(jax.tree.leaves_with_path(gradient)):
+        way = draws.standard_normal(slope.shape)
+        way = np.float32(way / np.linalg.norm(way))
+
+        def moved(by, i=i, way=way):
+            return total(tree.unflatten([*leaves[:i], leaves[i] + by * way, *leaves[i + 1 :]]))
+
+        found = (moved(0.01) - moved(-0.01)) / 0.02
+        scale = np.linalg.norm(slope) / np.sqrt(slope.size)
+        assert found == pytest.approx(np.sum(np.float64(slope) * way), rel=0.02, abs=0.1 * scale), (
+            path
+        )
+
+
+@pytest.fixture
+def optimised(quick):
+    """XLA's CPU backend has not all products of bfloat16 without its optimisations."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.mark.parametrize("remat, tied", [("none", False), ("layer", False), ("none", True)])
+def test_the_gradient_of_bfloat16_is_near_and_float32(optimised, remat, tied):
+    """Sums are float32: no leaf of it is rounded to the dtype of the products."""
+    model = dataclasses.replace(MODEL, tie_word_embeddings=tied)
+    base, params = dataclasses.replace(BASE, model=model), parameters.init(model, jax.random.key(0))
+    exact, _ = compiled(base)(params, *INPUTS)
+    rough, _ = compiled(dataclasses.replace(base, dtype="bfloat16", remat=remat))(params, *INPUTS)
+    for (path, one), other in zip(
+        jax.tree.leaves_with_path(exact), jax.tree.leaves(rough), strict=True
+    ):
+        assert other.dtype == jnp.float32, path
+        both = np.ravel(one), np.ravel(other)
+        cosine = both[0] @ both[1] / np.linalg.norm(both[0]) / np.linalg.norm(both[1])
+        assert cosine > 0.99, path
+        if other.ndim > 2:  # a product's: in bfloat16 it would be the same there and back
+            assert np.any(other.astype(jnp.bfloat16) != other), path
+
+
 def test_bfloat16_computes_near_and_returns_float32(params):
     low = jax.jit(functools.partial(token_stats, dataclasses.replace(BASE, dtype="bfloat16")))
     stats = low(params, *INPUTS)
@@ -203,6 +255,21 @@ def test_given_tokens_against_the_formulas(tile, read):
     pull = (np.eye(16)[target] - chance) * by_logp[:, None]
     pull = (pull - chance * (logp + entropy[:, None]) * by_entropy[:, None]) / 0.7
     same((by_hidden, by_table), (pull @ table, pull.T @ hidden), 2e-5)
+
+
+@pytest.mark.parametrize("score", [-100.0, 100.0])
+def test_logits_far_from_zero_have_a_finite_gradient(score):
+    """Also where the last tile is filled up with entries that nobody has."""
+    draws = np.random.default_rng(2)
+    hidden = jnp.ones((2, 1))
+    table = jnp.asarray(score + draws.standard_normal((10, 1)), jnp.float32)
+
+    def total(tile, hidden, table):
+        return sum(map(jnp.sum, policy.given(tile, 1.0, hidden, table, jnp.array([1, 3]))))
+
+    wanted = jax.grad(total, argnums=(1, 2))(5, hidden, table)
+    assert np.all(np.isfinite(wanted[0])) and np.all(np.isfinite(wanted[1]))
+    same(jax.grad(total, argnums=(1, 2))(4, hidden, table), wanted, 1e-4)
 
 
 def test_temperature_divides_logits(given):

@@ -23,7 +23,7 @@ from xrpo_jax.explore.collect import Shape, pack
 from xrpo_jax.learn import batches, update
 from xrpo_jax.learn.batches import Schedule
 from xrpo_jax.learn.objective import loss
-from xrpo_jax.learn.optimizer import OptimizerSettings, make_optimizer
+from xrpo_jax.learn.optimizer import OptimizerSettings, clipped, make_optimizer
 from xrpo_jax.learn.update import make_learner
 from xrpo_jax.log import Compiles
 from xrpo_jax.model import params as parameters
@@ -328,6 +328,7 @@ def transformer():
             {"tokens": 48, "lengths": (3, COLUMNS), "prompt_lengths": (3, PROMPT)},
         ),
         ("dapo", (2, 16, 4), {"tokens": 80}),
+        ("grpo", (8, 16, 2), {"remat": "layer"}),
     ],
 )
 def test_transformer_update_is_the_oracles(transformer, name, place, schedule):
@@ -347,7 +348,9 @@ def test_transformer_update_is_the_oracles(transformer, name, place, schedule):
     by_logp = np.zeros_like(batch.old_logp)
     by_logp[:count] = oracles.gradient(oracles.LOSSES[name], rows)
     _, wanted = stats_and_pull(params, by_logp)
-    learner = learner_of(name, *place, policy=TRANSFORMER, **schedule)
+    schedule = dict(schedule)
+    policy = dataclasses.replace(TRANSFORMER, remat=schedule.pop("remat", "none"))
+    learner = learner_of(name, *place, policy=policy, **schedule)
     state, metrics, _ = learner.update(state_of(current, place[0]), batch, 0, 0)
     assert metrics["loss"] == pytest.approx(oracles.LOSSES[name](rows), abs=2e-6)
     assert metrics["entropy"] > 1
@@ -560,10 +563,11 @@ def test_micro_batches_hold_every_row_once_behind_its_prompt(schedule):
     shared = 0
     for part in parts:
         assert len(part.rows) == schedule.places(part.width)
-        assert (part.prompt_width, part.width) in schedule.shapes()
+        shape = part.prompt_width, part.width, part.slots
+        assert shape in schedule.shapes()
         packed = batches.model_inputs(batch, part)
-        assert packed.tokens.shape == (schedule.devices * schedule.slots(part.prompt_width),)
-        blank = batches.model_inputs(batch, batches.blank(schedule, part.prompt_width, part.width))
+        assert packed.tokens.shape == (schedule.devices * part.slots,)
+        blank = batches.model_inputs(batch, batches.blank(schedule, *shape))
         assert jax.tree.map(np.shape, packed) == jax.tree.map(np.shape, blank)
         each = jax.tree.map(lambda leaf: np.split(leaf, schedule.devices), packed)
         blocks = np.split(part.rows.reshape(-1, schedule.share), schedule.devices)
@@ -602,9 +606,44 @@ def test_micro_batches_hold_every_row_once_behind_its_prompt(schedule):
     assert shared >= 2
 
 
+def test_devices_are_filled_evenly_and_a_buffer_is_halved_where_that_is_enough(monkeypatch):
+    """Eight prompts of 4 tokens with two completions each, on two devices of 64 slots."""
+    monkeypatch.setattr(batches, "HALF", 32)
+    schedule = schedule_of(devices=2, rows=16, share=2, lengths=(6,), prompt_lengths=(4,))
+    assert schedule.slots(4) == (32, 64)
+    empty = batches.empty(16, 4, 6, frozenset())
+    length = np.array([6, 6, 1, 1, 6, 6, 1, 1, 1, 1, 1, 1, 2, 2, 1, 1], np.int32)
+    prompt = np.repeat(np.arange(8), 2)[:, None] + np.zeros((16, 4), int)
+    batch = empty.replace(
+        length=length, prompt_length=np.full(16, 4, np.int32), prompt=prompt.astype(np.int32)
+    )
+
+    def filled(rows):
+        return [
+            (
+                part.slots,
+                [int(np.sum(mine.place >= 0)) for mine in split(batches.model_inputs(batch, part))],
+            )
+            for part in batches.micro_batches(batch, np.array(rows), schedule)
+        ]
+
+    def split(packed):
+        halves = jax.tree.map(lambda leaf: np.split(leaf, 2), packed)
+        is_pair = lambda leaf: isinstance(leaf, list)  # noqa: E731
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], halves, is_leaf=is_pair) for i in range(2)]
+
+    # Blocks of 16, 6, 16, 6, 6, 6, 8, 6 tokens, each to the device that has less.
+    assert filled(range(16)) == [(64, [36, 34])]
+    assert filled(range(4)) == [(32, [16, 6])]
+    assert filled([*range(8), 8, 9]) == [(32, [28, 22])]
+
+
 def test_a_buffer_too_small_for_a_block_is_an_error():
+    """Before anything is compiled."""
     with pytest.raises(ValueError, match="micro_tokens=31; allowed: 0, or at least 32"):
         schedule_of(tokens=31).slots(4)
+    with pytest.raises(ValueError, match="micro_tokens=5; allowed"):
+        learner_of("grpo", tokens=5)
 
 
 # --- several updates of a batch -------------------------------------------------------------------
@@ -736,6 +775,18 @@ def test_optimizer_warms_up_and_clips():
         change, memory = step({"w": jnp.full(1, gradient)}, memory, params)
         steps.append(float(change["w"][0]))
     assert steps == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.4], rel=1e-4)
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0])
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+def test_gradients_are_clipped_as_optax_does(limit, size):
+    gradient = {"a": size * jnp.array([0.6, 0.0]), "b": size * jnp.array([[0.8]])}
+    clip = optax.clip_by_global_norm(limit)
+    wanted, _ = clip.update(gradient, clip.init(gradient))
+    found, _ = clipped(limit).update(gradient, clipped(limit).init(gradient))
+    for name in gradient:
+        close(found[name], wanted[name], 1e-6)
+    assert float(optax.tree.norm(found)) == pytest.approx(min(size, limit), rel=1e-6)
 
 
 def test_minibatches_of_whole_groups_part_no_prompt():

@@ -88,7 +88,9 @@ def given(
 def _tiles(tile: int, table: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
     """The table in `dtype` as [tiles,tile,D], the last filled up, and each tile's first entry."""
     size = len(table)
-    tile = min(tile, size)
+    # Two at least in bfloat16: XLA's CPU would make a lone tile's products ones of two transposed
+    # operands, which it does not have.
+    tile = min(tile, size if dtype == jnp.float32 else -(-size // 2))
     tiles = -(-size // tile)
     table = jnp.pad(table.astype(dtype), ((0, tiles * tile - size), (0, 0)))
     return transformer.to_bits(table.reshape(tiles, tile, -1)), tile * jnp.arange(tiles)
@@ -144,17 +146,20 @@ def _given_backward(tile, temperature, kept, cotangents):
     hidden, table, target, entropy, log_sum = kept
     by_logp, by_entropy = cotangents
     flat = hidden.T
+    size = len(table)
 
     def body(by_hidden, part):
         bits, start = part
         low = transformer.from_bits(bits)
+        entry = (start + jnp.arange(len(low)))[:, None]
         # The vocabulary leads, so that no product but one has a transposed operand.
         scores = jnp.einsum("vd,dm->vm", low, flat, preferred_element_type=jnp.float32)
         logp = scores / temperature - log_sum[None]
+        if size % len(low):
+            logp = jnp.where(entry < size, logp, FLOOR)
         chance = jnp.exp(logp)
         pull = jnp.zeros_like(logp)
         if not isinstance(by_logp, SymbolicZero):
-            entry = (start + jnp.arange(len(low)))[:, None]
             pull += jnp.where(entry == target[None], by_logp[None], 0.0) - chance * by_logp[None]
         if not isinstance(by_entropy, SymbolicZero):
             slope = jnp.maximum(logp, FLOOR) + entropy[None]

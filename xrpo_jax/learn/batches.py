@@ -21,6 +21,7 @@ from xrpo_jax.learn.objective import Learn
 from xrpo_jax.model.packed import Packed
 
 ROUND = 16  # slots of a buffer are a multiple
+HALF = 256  # slots, below which a program more costs more than it saves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,16 +38,25 @@ class Schedule:
     tokens: int = 0  # over all devices; 0 = what `rows` and their prompts can have
     devices: int = 1
 
-    def shapes(self) -> list[tuple[int, int]]:
-        """Prompt and completion length of every kind of micro-batch."""
-        return [(prompt, length) for prompt in self.prompt_lengths for length in self.lengths]
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """Prompt length, completion length and slots of every kind of micro-batch."""
+        return [
+            (prompt, length, slots)
+            for prompt in self.prompt_lengths
+            for length in self.lengths
+            for slots in self.slots(prompt)
+        ]
 
     def places(self, length: int) -> int:
         """Rows n of a micro-batch of this completion length."""
         return self.rows * (self.lengths[-1] // length)
 
-    def slots(self, prompt: int) -> int:
-        """Slots M of a device's buffer for prompts of this length; ValueError if one is too few."""
+    def slots(self, prompt: int) -> tuple[int, ...]:
+        """Slots M that a device's buffer may have for prompts of this length, ascending.
+
+        All that is allowed, and half of it for rows that do not fill more. ValueError where all
+        that is allowed is too little.
+        """
         most = self.rows * self.lengths[-1] + self.rows // self.share * prompt
         slots = -(-(self.tokens or most) // self.devices)
         least = self.share * self.lengths[-1] + prompt
@@ -57,7 +67,8 @@ class Schedule:
                 f"{self.lengths[-1]} tokens and a prompt of {prompt} on each of {self.devices} "
                 "devices)"
             )
-        return slots + -slots % ROUND
+        half = -(-slots // 2)
+        return tuple(size + -size % ROUND for size in ((half,) if half >= HALF else ()) + (slots,))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,10 +111,11 @@ def micro_batches(batch: Batch, rows: np.ndarray, schedule: Schedule) -> list[Mi
     parts = []
     for (prompt_place, place), found in sorted(blocks.items(), key=lambda item: item[0]):
         prompt_width, width = schedule.prompt_lengths[prompt_place], schedule.lengths[place]
-        slots = schedule.slots(prompt_width)
+        room = schedule.slots(prompt_width)
         sizes = [int(batch.length[b].sum() + batch.prompt_length[b[0]]) for b in found]
         at_once = schedule.places(width) // schedule.share // schedule.devices
-        for chosen in _filled(sizes, slots, at_once, schedule.devices):
+        for chosen in _filled(sizes, room[-1], at_once, schedule.devices):
+            fullest = max(sum(sizes[number] for number in numbers) for numbers in chosen)
             places = np.full((schedule.devices, at_once, schedule.share), -1)
             for device, numbers in enumerate(chosen):
                 for place_of, number in enumerate(numbers):
@@ -114,7 +126,7 @@ def micro_batches(batch: Batch, rows: np.ndarray, schedule: Schedule) -> list[Mi
                     share=schedule.share,
                     prompt_width=prompt_width,
                     width=width,
-                    slots=slots,
+                    slots=next(slots for slots in room if slots >= fullest),
                     devices=schedule.devices,
                 )
             )
@@ -136,14 +148,14 @@ def _filled(sizes: list[int], room: int, at_once: int, devices: int) -> list[lis
     return parts
 
 
-def blank(schedule: Schedule, prompt_width: int, width: int) -> MicroBatch:
+def blank(schedule: Schedule, prompt_width: int, width: int, slots: int) -> MicroBatch:
     """A micro-batch without rows, for its shapes."""
     return MicroBatch(
         rows=np.full(schedule.places(width), -1),
         share=schedule.share,
         prompt_width=prompt_width,
         width=width,
-        slots=schedule.slots(prompt_width),
+        slots=slots,
         devices=schedule.devices,
     )
 

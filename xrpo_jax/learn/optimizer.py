@@ -27,12 +27,12 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
         settings.learning_rate / (settings.warmup + 1), settings.learning_rate, settings.warmup
     )
     return optax.chain(
-        _clipped(settings.clip_norm),
+        clipped(settings.clip_norm),
         optax.adamw(rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay),
     )
 
 
-def _clipped(limit: float) -> optax.GradientTransformation:
+def clipped(limit: float) -> optax.GradientTransformation:
     """Gradients of a global norm up to `limit`.
 
     A product with one number, where optax divides: XLA then makes the optimizer's step in one pass

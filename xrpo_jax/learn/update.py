@@ -65,8 +65,9 @@ def make_learner(
 
     With `deferred`, which only an algorithm allows whose scores and memories read no old log-probs,
     `annotate` leaves these as NaN, and the forward of the first minibatch says what they are: until
-    then the policy is the one before the update. The batch that `update` returns has them, but
-    for rows that no gradient comes from.
+    then the policy is the one at the start of the update. The batch that `update` returns has them,
+    but for rows that no gradient comes from. Raises ValueError for a schedule whose buffers cannot
+    hold a block of rows.
     """
     if deferred and learn.reads_old_logp:
         raise ValueError("deferred=True; allowed: False where the scores read old log-probs")
@@ -84,9 +85,11 @@ def make_learner(
         return score(learn, batch, groups)
 
     def local_accumulate(params, total, rows, batch, scores, scale, own):
+        # Varying before they are differentiated, so that each device adds to a sum of its own:
+        # devices speak once an update, not once a micro-batch.
+        params = jax.lax.pcast(params, meshes.AXIS, to="varying")
+
         def scaled_loss(params):
-            # The parameters are the same on all devices, so their gradient is summed over them.
-            params = jax.lax.pcast(params, meshes.AXIS, to="varying")
             with jax.named_scope("forward"):
                 stats = packed_stats(policy, params, rows)
             now = jax.lax.stop_gradient(stats)
@@ -97,42 +100,45 @@ def make_learner(
             )
             with jax.named_scope("loss"):
                 value, sums = loss(learn, stats, read, scores)
-            return jax.lax.psum(value, meshes.AXIS) * scale, (sums, now)
+            return value * scale, (sums, now)
 
         gradient, (sums, now) = jax.grad(scaled_loss, has_aux=True)(params)
-        sums = jax.lax.psum(sums, meshes.AXIS)
         with jax.named_scope("accumulate"):
-            return jax.tree.map(jnp.add, total, (gradient, sums)), now
+            return jax.tree.map(lambda old, new: old + new[None], total, (gradient, sums)), now
 
     stats_of = sharded(local_stats, (ALL, ROWS), ROWS)
     score_of = meshes.in_order(sharded(local_score, (ROWS,), ROWS))
     accumulate = sharded(
         local_accumulate,
-        (ALL, ALL, ROWS, ROWS, ROWS, ALL, ALL),
-        (ALL, ROWS),
+        (ALL, ROWS, ROWS, ROWS, ROWS, ALL, ALL),
+        (ROWS, ROWS),
         donate_argnums=1,
     )
 
     names = sums_of(learn)
 
     # Placed as `accumulate` returns them, or it would compile again for its own result.
-    @functools.partial(jax.jit, out_shardings=meshes.everywhere(mesh))
+    @functools.partial(jax.jit, out_shardings=meshes.rows(mesh))
     def zeros(params):
-        sums = {name: jnp.zeros(()) for name in names}
-        return jax.tree.map(jnp.zeros_like, params), sums
+        """What each device adds its gradient and sums to: one leading entry a device."""
+        sums = {name: jnp.zeros(mesh.size) for name in names}
+        return jax.tree.map(lambda leaf: jnp.zeros((mesh.size, *leaf.shape)), params), sums
 
-    # The gradient is not given away: nothing that is returned would need a third such buffer.
-    @functools.partial(jax.jit, donate_argnums=0)
-    def apply(state: TrainState, gradient) -> tuple[TrainState, jax.Array]:
+    # The total is not given away: nothing that is returned would need a third such buffer.
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=meshes.everywhere(mesh))
+    def apply(state: TrainState, total) -> tuple[TrainState, jax.Array, dict]:
         with jax.named_scope("optimizer"):
+            gradient, sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), total)
             norm = optax.tree.norm(gradient)
             change, memory = optimizer.update(gradient, state.optimizer, state.params)
             moved = TrainState(params=optax.apply_updates(state.params, change), optimizer=memory)
             # A step whose gradient is not finite would ruin the run: it is left out and counted.
             finite = jnp.isfinite(norm)
-            return jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state), norm
+            state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state)
+            return state, norm, sums
 
     schedule = dataclasses.replace(schedule, devices=mesh.size)
+    schedule.shapes()  # refuses a buffer that is too small
     ready = _Programs()
 
     def put(tree, where):
@@ -153,8 +159,8 @@ def make_learner(
 
     def looked_at(params: Params, batch: Batch, rows: np.ndarray) -> TokenStats:
         """What a policy says of the tokens of `rows` f32[N,T]; 0 in other rows."""
-        blank = np.zeros(batch.mask.shape, np.float32)
-        found = TokenStats(logp=blank, entropy=blank.copy())
+        nothing = np.zeros(batch.mask.shape, np.float32)
+        found = TokenStats(logp=nothing, entropy=nothing.copy())
         for part in micro_batches(batch, rows, schedule):
             inputs = put(model_inputs(batch, part), meshes.rows)
             _fill(found, part, ready(stats_of, params, inputs)(params, inputs))
@@ -183,7 +189,7 @@ def make_learner(
             rows
             for _ in range(schedule.epochs)
             for rows in minibatches(batch, learn.whole_groups, schedule.minibatches, draw)
-            # Without anything to learn from, momentum shall not move anything either.
+            # Where no row counts, momentum shall not move anything either.
             if np.any(scores.weight[rows])
         ]
         pulling = _pulling(learn, scores)
@@ -213,13 +219,12 @@ def make_learner(
                     own,
                 )
                 total, stats = ready(accumulate, *arguments)(*arguments)
-                found.append((part, stats))
-            if deferred and number == 0:
-                for part, stats in found:
-                    _fill(TokenStats(logp=batch.old_logp, entropy=batch.old_entropy), part, stats)
-            gradient, sums = total
-            state, norm = ready(apply, state, gradient)(state, gradient)
-            sums, norm = jax.device_get((sums, norm))
+                if deferred and number == 0:
+                    found.append((part, stats))
+            for part, stats in found:
+                _fill(TokenStats(logp=batch.old_logp, entropy=batch.old_entropy), part, stats)
+            state, *said = ready(apply, state, total)(state, total)
+            norm, sums = jax.device_get(said)
             norms.append(float(norm))
             totals = {name: totals[name] + float(sums[name]) for name in names}
         return state, metrics_of(totals, norms, scores, schedule.epochs) | spread_of(report), batch
@@ -232,29 +237,29 @@ def make_learner(
             )
 
         params = like(state.params, meshes.everywhere)
-        total = like(jax.eval_shape(zeros, state.params), meshes.everywhere)
+        total = like(jax.eval_shape(zeros, state.params), meshes.rows)
 
-        def inputs(prompt_width: int, width: int) -> tuple:
+        def inputs(prompt_width: int, width: int, slots: int) -> tuple:
             batch = empty(1, prompt_width, width, learn.needs)
-            part = blank(schedule, prompt_width, width)
+            part = blank(schedule, prompt_width, width, slots)
             scores = Scores(advantage=batch.mask, weight=batch.mask, accuracy=batch.mask[:, 0])
             read = take((for_loss(batch, learn.needs), scores), part)
             return like((model_inputs(batch, part), *read), meshes.rows)
 
-        def annotating(*widths: int) -> None:
-            ready(stats_of, params, inputs(*widths)[0])
+        def annotating(*shape: int) -> None:
+            ready(stats_of, params, inputs(*shape)[0])
 
-        def accumulating(*widths: int) -> None:
+        def accumulating(*shape: int) -> None:
             flags = like((np.float32(1.0), np.bool_(False)), meshes.everywhere)
-            ready(accumulate, params, total, *inputs(*widths), *flags)
+            ready(accumulate, params, total, *inputs(*shape), *flags)
 
         def applying() -> None:
-            ready(apply, like(state, meshes.everywhere), total[0])
+            ready(apply, like(state, meshes.everywhere), total)
             jax.block_until_ready(zeros(state.params))
 
         each = [
-            functools.partial(job, *widths)
-            for widths in schedule.shapes()
+            functools.partial(job, *shape)
+            for shape in schedule.shapes()
             for job in (accumulating, annotating)
         ]
         return [*each, applying]

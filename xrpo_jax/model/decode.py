@@ -42,9 +42,7 @@ def prefill(params: dict, config: ModelConfig, tokens: jax.Array, *, dtype) -> C
     """
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
     valid = jnp.ones(tokens.shape, bool)
-    _, (keys, values) = transformer.trunk(
-        params, config, tokens, columns, valid, dtype, remat=False, keep=True
-    )
+    _, (keys, values) = transformer.trunk(params, config, tokens, columns, valid, dtype, keep=True)
 
     def unstacked(stacked: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(jnp.swapaxes(stacked[layer], 1, 2) for layer in range(config.num_layers))

@@ -31,14 +31,13 @@ def forward(
     valid: jax.Array,
     *,
     dtype,
-    remat: bool = False,
 ) -> jax.Array:
     """Returns hidden states dtype[N,S,D] after the final norm; tokens, positions, valid are [N,S].
 
-    A slot attends to the valid slots up to its own. `remat` recomputes each layer in the backward
-    pass. A layer is one step of a scan, so compile time does not grow with depth.
+    A slot attends to the valid slots up to its own. A layer is one step of a scan, so compile time
+    does not grow with depth.
     """
-    return trunk(params, config, tokens, positions, valid, dtype, remat=remat, keep=False)[0]
+    return trunk(params, config, tokens, positions, valid, dtype, keep=False)[0]
 
 
 def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
@@ -51,7 +50,7 @@ def logits(params: dict, config: ModelConfig, hidden: jax.Array) -> jax.Array:
     return product(spec, jnp.float32, hidden, head)
 
 
-def trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
+def trunk(params, config, tokens, positions, valid, dtype, *, keep):
     """Returns hidden [N,S,D] and, if `keep`, keys and values [L,N,S,K,E] of whole rows."""
     check_shapes(tokens, positions, 2)
     check_shapes(tokens, valid, 2)
@@ -72,8 +71,6 @@ def trunk(params, config, tokens, positions, valid, dtype, *, remat, keep):
         # As bits: XLA's CPU backend would convert the whole stack of bfloat16 once a layer.
         return x, (jax.tree.map(to_bits, stored) if keep else None)
 
-    if remat:
-        body = jax.checkpoint(body, prevent_cse=False)  # a scan already keeps the passes apart
     x, stored = lax.scan(body, embed(params, tokens, dtype), params["layers"])
     stored = jax.tree.map(from_bits, stored)
     return norm(x, params["final_norm"], config.rms_norm_eps), stored
