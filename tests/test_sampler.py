@@ -143,6 +143,14 @@ def test_sizes_change_nothing(settings):
     assert_same(make(**settings)(PROMPTS, ROW, keys(), NEW), straight())
 
 
+@pytest.mark.parametrize("method", [Method(top_k=4), Method(top_p=0.7)], ids=str)
+def test_sizes_change_nothing_where_tokens_are_left_out(method):
+    expected = make(method=method)(PROMPTS, ROW, keys(), NEW)
+    assert (expected.tokens != straight().tokens).any()
+    found = make(method=method, lanes=2, slots=4, devices=2, chunk=3)(PROMPTS, ROW, keys(), NEW)
+    assert_same(found, expected)
+
+
 LONG = 60  # tokens, so that a cache has several lengths: 32, 48 and 80
 
 
@@ -227,9 +235,10 @@ def test_nothing_compiles_after_the_warm_up():
     assert compiles.count == 0
 
 
-def test_decoding_joins_no_devices():
+@pytest.mark.parametrize("method", [Method(), Method(top_k=4), Method(top_p=0.7)], ids=str)
+def test_decoding_joins_no_devices(method):
     """Lanes run in threads: a program that waits for other devices could wait for ever."""
-    draw = make(devices=2, slots=8).func
+    draw = make(devices=2, slots=8, method=method).func
     decoding, mesh, everywhere = draw.sampler.decoding, draw.mesh, meshes.everywhere(draw.mesh)
     weights = lane.weights(decoding, jax.device_put(tiny.weights(), everywhere))
     rows = lane.empty(decoding, mesh, 8, draw.sampler.cache_lengths[-1])

@@ -1,8 +1,8 @@
 """A lane of the sampler: rows that are decoded together, each at its own place in its completion.
 
 Everything here is a pure function of arrays and runs on the device; sampler.py decides on the host
-which row goes where. Nothing crosses rows, so a lane may be split over devices without
-communication, and two lanes may run at the same time.
+which row goes where. Nothing that decodes crosses rows, so a lane may be split over devices without
+communication, and two lanes may run at the same time; `begin` and `fit` may join devices.
 
 Shapes: n rows · G prompts · S steps of a chunk · C slots of the cache · P prompt length.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
@@ -24,6 +24,8 @@ from xrpo_jax.arrays import Params
 from xrpo_jax.model import decode
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.sampling import Method, draw_token
+
+ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,21 @@ def fit(mesh: Mesh, lane: Lane, place: jax.Array, length: int) -> Lane:
 def advance(
     decoding: Decoding, mesh: Mesh, weights: dict, lane: Lane, steps: jax.Array
 ) -> tuple[Lane, Drawn]:
-    """Up to `steps` (i32 scalar, at most S) more tokens of every row that has some left."""
+    """Up to `steps` (i32 scalar, at most S) more tokens of every row that has some left.
+
+    Each device steps its own rows and waits for no other: the loops of top-k and top-p go on until
+    all rows have settled, and would else ask the rows of every device.
+    """
+    local = jax.shard_map(
+        functools.partial(_advance, decoding),
+        mesh=mesh,
+        in_specs=(ALL, ROWS, ALL),
+        out_specs=ROWS,
+    )
+    return _split(mesh, local(weights, lane, steps))
+
+
+def _advance(decoding: Decoding, weights: dict, lane: Lane, steps: jax.Array) -> tuple[Lane, Drawn]:
     rows = lane.token.shape[0]
     stops = jnp.array(decoding.stop_ids, jnp.int32)[None, :]
 
@@ -198,8 +214,8 @@ def advance(
         number=jnp.zeros(rows, jnp.int32),
         stopped=jnp.zeros(rows, bool),
     )
-    lane, drawn = jax.lax.fori_loop(0, steps, body, (lane, nothing))
-    return _split(mesh, lane), _split(mesh, drawn)
+    nothing = jax.lax.pcast(nothing, meshes.AXIS, to="varying")  # as what is written into it
+    return jax.lax.fori_loop(0, steps, body, (lane, nothing))
 
 
 def _split(mesh: Mesh, tree: Any) -> Any:

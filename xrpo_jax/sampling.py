@@ -148,7 +148,8 @@ def _bisected(
             jnp.where(kept, count, below_high),
         )
 
-    everything = jnp.full(len(most), values.shape[1], jnp.int32)
+    # Made of the rows, so that it differs over devices, for the types of a shard_map, as they do.
+    everything = 0 * _rank(most) + values.shape[1]
     state = _rank(least), _rank(most), upto(least)[0], everything
     return _value(jax.lax.while_loop(unsettled, halve, state)[0])
 
