@@ -195,26 +195,51 @@ def test_a_finished_row_s_slot_goes_to_the_next_row():
 
 @pytest.mark.parametrize("settings", [{"slots": 4, "chunk": 2}, {"slots": 4, "lanes": 2}], ids=str)
 @pytest.mark.parametrize("keep", [False, True])
-def test_finished_tells_each_row_once_as_it_is(settings, keep):
-    told = []
+@pytest.mark.parametrize("resumed", [False, True])
+def test_each_row_is_told_once_when_it_has_ended(settings, keep, resumed):
+    """Some have nothing to draw, or to go on with: they stopped, or may not grow."""
+    draw, limit = make(**settings), INDEX % (NEW + 1)
+    paths = draw(PROMPTS, ROW, keys(), PAUSE, keep=True).paths if resumed else None
 
-    def finished(rows, samples):
-        told.append((rows.copy(), samples))
+    def drawn(told):
+        def finished(rows, samples):
+            told.append((rows.copy(), samples))
 
-    limit = INDEX % (NEW + 1)  # 0 for some
-    draw = make(**settings)
-    out = draw(PROMPTS, ROW, keys(), limit, keep=keep, finished=finished)
+        if resumed:
+            return draw.func.resume(*draw.args, paths, keys(), limit, keep, finished)
+        return draw(PROMPTS, ROW, keys(), limit, keep, finished)
+
+    told, again = [], []
+    out = drawn(told)
     assert len(told) > 2
     assert sorted(np.concatenate([rows for rows, _ in told])) == list(range(len(ROW)))
     for rows, samples in told:
         assert_same(samples, take(out, rows))
-        if keep:
-            assert list(samples.paths) == [out.paths[i] for i in rows]
-    again = []
-    draw(PROMPTS, ROW, keys(), limit, finished=lambda rows, _: again.append(rows.copy()))
-    if not keep:  # the order is the same each time
-        for one, other in zip(again, [rows for rows, _ in told], strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert samples.paths == (tuple(out.paths[i] for i in rows) if keep else None)
+    drawn(again)
+    for (one, _), (other, _) in zip(told, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_whoever_listens_is_called_after_every_chunk_and_may_give_up(keep):
+    """No row ends before the last of 6 chunks; what listens is called as each begins, and after."""
+    draw, told = make(chunk=1, stops=()), []
+
+    def finished(rows, samples):
+        assert rows.dtype.kind == "i" and samples.tokens.shape == (len(rows), NEW)
+        told.append(len(rows))
+        if len(told) == stop_at:
+            raise KeyError("enough")
+
+    stop_at = 0
+    draw(PROMPTS, ROW, keys(), NEW, keep, finished)
+    assert told == [0] * NEW + [len(ROW)]
+    told.clear()
+    stop_at = 2
+    with pytest.raises(KeyError, match="enough"):
+        draw(PROMPTS, ROW, keys(), NEW, keep, finished)
+    assert told == [0, 0]
 
 
 def test_nothing_compiles_after_the_warm_up():
@@ -464,31 +489,6 @@ def test_nothing_is_kept_unless_asked_for():
     assert alive() == kept
     del found
     assert alive() == before
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_each_row_is_told_once_when_it_has_ended(keep):
-    def told(draw):
-        rows, samples = [], []
-        found = draw(lambda *some: (rows.append(some[0]), samples.append(some[1])))
-        order = np.argsort(np.concatenate(rows))
-        assert np.concatenate(rows)[order].tolist() == list(range(len(found.length)))
-        for name in ("tokens", "logp", "length", "stopped"):
-            each = np.concatenate([getattr(some, name) for some in samples])
-            np.testing.assert_array_equal(each[order], getattr(found, name))
-        if keep:
-            paths = [path for some in samples for path in some.paths]
-            for place, path in zip(order, found.paths, strict=True):
-                np.testing.assert_array_equal(paths[place].tokens, path.tokens)
-        else:
-            assert all(some.paths is None for some in samples)
-
-    told(lambda finished: make(slots=4)(PROMPTS, ROW, keys(), NEW, keep, finished))
-    begun = make(slots=4)(PROMPTS, ROW, keys(), PAUSE, keep=True)
-    draw = make(slots=4)
-    # Some have nothing to go on with: they stopped, or may not grow.
-    limit = np.where(np.arange(len(ROW)) % 3, NEW, 0)
-    told(lambda finished: draw.func.resume(*draw.args, begun.paths, keys(), limit, keep, finished))
 
 
 def test_no_shape_of_a_tree_compiles_anew():

@@ -99,6 +99,6 @@ class TrainState:
 # What sampler.make_draw returns: called with (params, list of prompts i32[<=P], row i[N], rng.Rows
 # of N, limit i[N] or int, keep=False, finished=None) it gives NumPy Samples, and so does its
 # `resume(params, paths, keys, limit, keep=False, finished=None)`. While others are still drawn it
-# calls `finished(rows i[M], Samples of M rows)` for those that have ended, each of the N rows once
-# and in any order.
+# calls `finished(rows i[M], Samples of M rows)` every few tokens for those that have ended since,
+# which may be none, each of the N rows once and in any order; what that raises ends the call.
 Draw = Callable[..., Samples]

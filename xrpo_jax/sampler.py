@@ -136,8 +136,9 @@ class Draw:
     In both calls `keys` are rng.Rows with N coordinates, of which each token takes its own by its
     place in the completion; `limit` is the number of new tokens (int or i[N]); `keep` asks for
     the rows' paths, which hold their cache on the device for as long as they live.
-    `finished(rows i[M], Samples of M rows)` is called between chunks with what has ended since,
-    each row once, in an order that depends on the rows alone.
+    `finished(rows i[M], Samples of M rows)` is called after every chunk with what has ended since,
+    M = 0 where nothing has, while the next chunk runs: each row once, in an order that depends on
+    the rows alone. What it raises ends the call with the chunk that runs.
     """
 
     sampler: Sampler
@@ -289,9 +290,9 @@ class Draw:
                 busy = [lane for lane in held if lane is not None]
                 # JAX runs one program at a time for each thread that asks for one.
                 drawn = [pool.submit(self._advance, weights, lane) for lane in busy]
-                if done and finished is not None:  # whoever is told works while these run
+                if finished is not None:  # whoever is told works while these run, or gives up
                     done.sort()
-                    finished(np.array(done), _taken(out, done))
+                    finished(np.array(done, int), _taken(out, done))
                 if not busy:
                     break
                 done = []
