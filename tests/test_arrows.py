@@ -10,7 +10,7 @@ LAYERS = (
     {"types", "arrays"},
     {
         *("rng", "log", "checkpoint", "compile_cache", "profile", "sampling"),
-        *("tokenizer", "verify", "mesh", "prompts"),
+        *("tokenizer", "verify", "machine", "mesh", "prompts"),
     },
     {"data", "model", "chat"},
     {"tasks", "lane"},

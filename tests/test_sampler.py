@@ -47,6 +47,7 @@ def make(
     chunk=8,
     new=NEW,
     stops=STOPS,
+    scattered=False,
 ):
     """A draw with the parameters bound; each other setting is a compilation of seconds."""
     sampler = Sampler(
@@ -60,6 +61,7 @@ def make(
         stop_ids=stops,
         lanes=lanes,
         chunk=chunk,
+        scattered=scattered,
     )
     mesh = meshes.make(devices)
     params = jax.device_put(tiny.weights(), meshes.everywhere(mesh))
@@ -136,6 +138,7 @@ def test_the_rows_of_the_test_are_not_all_alike():
         {"chunk": 2, "slots": 4},
         {"lanes": 2, "slots": 4, "chunk": 3},
         {"lanes": 4, "slots": 8, "devices": 2},
+        {"scattered": True, "devices": 2},
     ],
     ids=str,
 )

@@ -37,6 +37,7 @@ class Decoding:
     dtype: str
     stop_ids: tuple[int, ...]
     chunk: int  # S
+    scattered: bool  # see decode.step
 
 
 @struct.dataclass
@@ -186,6 +187,7 @@ def _advance(decoding: Decoding, weights: dict, lane: Lane, steps: jax.Array) ->
             lane.position,
             lane.cache,
             dtype=jnp.dtype(decoding.dtype),
+            scattered=decoding.scattered,
         )
         scores = decode.logits(weights, hidden)
         uniform = jax.vmap(jax.random.uniform)(rng.tokens(lane.key, lane.step))

@@ -27,8 +27,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from xrpo_jax import lane as lanes
+from xrpo_jax import machine, rng
 from xrpo_jax import mesh as meshes
-from xrpo_jax import rng
 from xrpo_jax.arrays import Params, Path, Samples
 from xrpo_jax.lane import Decoding, Drawn, Lane, Start
 from xrpo_jax.model.config import ModelConfig
@@ -53,6 +53,8 @@ class Sampler:
     stop_ids: tuple[int, ...]
     lanes: int = 1  # parts of the slots that run side by side
     chunk: int = 8  # steps between two looks at what has finished
+    # Whether caches are written slot by slot.
+    scattered: bool = dataclasses.field(default_factory=machine.scatters)
 
     @property
     def decoding(self) -> Decoding:
@@ -63,6 +65,7 @@ class Sampler:
             dtype=self.dtype,
             stop_ids=self.stop_ids,
             chunk=self.chunk,
+            scattered=self.scattered,
         )
 
     @property
