@@ -6,6 +6,7 @@ Shapes: N rows · T new tokens · V vocabulary.
 import dataclasses
 import functools
 import gc
+import weakref
 
 import fakes
 import jax
@@ -274,6 +275,28 @@ def test_decoding_joins_no_devices(method):
     compiled = lane.advance.lower(decoding, mesh, weights, rows, steps).compile().as_text()
     for word in ("all-reduce", "all-gather", "collective", "all-to-all", "reduce-scatter"):
         assert word not in compiled
+
+
+def test_prompts_are_prefilled_once_and_forgotten_with_their_last_row(monkeypatch):
+    """Five prompts in three pages, whose rows come up in both lanes and over many chunks."""
+    made, alive, prefill = [], [], sampler_module.lanes.prefill
+    expected = straight()
+
+    def watched(*arguments):
+        page = prefill(*arguments)
+        made.append((np.array(arguments[-1]), weakref.ref(page.keys[0])))
+        return page
+
+    def finished(rows, samples):
+        alive.append([page() is not None for _, page in made])
+
+    monkeypatch.setattr(sampler_module.lanes, "prefill", watched)
+    draw = make(prompts=2, lanes=2, slots=4, chunk=3)
+    assert_same(draw(PROMPTS, ROW, keys(), NEW, finished=finished), expected)
+    pages = np.concatenate([tokens for tokens, _ in made])
+    assert pages.shape == (6, 8) and len({page.tobytes() for page in pages}) == 6
+    # Rows begin page by page, and a page is made with its first row: one at most has some waiting.
+    assert len(alive[0]) == 1 and max(map(sum, alive)) == 1 and not any(alive[-1])
 
 
 def test_order_of_rows_and_of_prompts_changes_nothing():
