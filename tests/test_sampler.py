@@ -299,6 +299,20 @@ def test_prompts_are_prefilled_once_and_forgotten_with_their_last_row(monkeypatc
     assert len(alive[0]) == 1 and max(map(sum, alive)) == 1 and not any(alive[-1])
 
 
+def test_a_lane_reads_few_pages(monkeypatch):
+    """16 rows of four pages: each lane takes those of two, not some of every page."""
+    begun, begin = [], sampler_module.Draw._begin
+
+    def watched(draw, lane, new, keys):
+        begun.append(len(new))
+        return begin(draw, lane, new, keys)
+
+    monkeypatch.setattr(sampler_module.Draw, "_begin", watched)
+    row, index = np.arange(16) % 4, np.arange(16)
+    make(prompts=1, lanes=2, slots=16)(PROMPTS[:4], row, keys(row, index), 1)
+    assert begun == [4, 4, 4, 4]
+
+
 def test_order_of_rows_and_of_prompts_changes_nothing():
     order = np.random.default_rng(0).permutation(len(ROW))
     places = np.array([3, 0, 4, 2, 1])  # the new place of each prompt

@@ -309,14 +309,18 @@ class Draw:
                             held[i] = None
 
     def _fill(self, held: list, queue: collections.deque, keys: rng.Rows, keep: bool) -> None:
-        """Give free slots to the queue, each to the lane that has most; fit lanes to their rows."""
+        """Give free slots to the queue, each to the lane that has most; fit lanes to their rows.
+
+        Rows side by side in the queue share pages: a lane takes its own in one piece.
+        """
         sizes = self.sampler.sizes(self.mesh.devices.size)
         free = [sizes[-1] if lane is None else 0 if keep else len(lane.free()) for lane in held]
-        fresh: list[list[_Row]] = [[] for _ in held]
-        while queue and max(free):
+        count = [0] * len(held)
+        for _ in range(min(len(queue), sum(free))):
             lane = free.index(max(free))
-            fresh[lane].append(queue.popleft())
+            count[lane] += 1
             free[lane] -= 1
+        fresh = [[queue.popleft() for _ in range(number)] for number in count]
         for i, new in enumerate(fresh):
             if held[i] is None and new:
                 size = sizes[-1] if keep else _least(sizes, len(new))
