@@ -14,6 +14,7 @@ LAYERS = (
     },
     {"data", "model", "chat"},
     {"tasks", "lane"},
+    {"lane_programs"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},

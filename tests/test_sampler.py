@@ -3,6 +3,8 @@
 Shapes: N rows · T new tokens · V vocabulary.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import gc
@@ -264,13 +266,39 @@ def test_nothing_compiles_after_the_warm_up():
     assert compiles.count == 0
 
 
+def test_the_warm_up_compiles_each_program_once_and_runs_none(monkeypatch):
+    """In several threads, which must not run programs that join devices."""
+    draw = make(prompts=3, lengths=(6, 13), new=5, slots=16, devices=2, stops=())
+    jobs = draw.func.warm_up(*draw.args, pauses=True)
+    before, compiles = len(jax.live_arrays()), Compiles()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+    compiles.close()
+    assert len(jax.live_arrays()) == before
+    names, sampler = collections.Counter(compiles.take().names), draw.func.sampler
+    lane_shapes = len(sampler.sizes(2)) * len(sampler.cache_lengths)
+    assert names["jit(prefill)"] == 2 and names["jit(advance)"] == lane_shapes == 4
+    assert names["jit(begin)"] == 3 * lane_shapes and len(jobs) >= names.total()
+
+
+def test_another_way_to_draw_compiles_only_what_draws():
+    row = np.zeros(1, int)
+    for method in (Method(), Method(temperature=1.2)):
+        draw, compiles = make(method=method, prompts=3, lengths=(7,)), Compiles()
+        draw([PROMPTS[1]], row, keys(row, row), 2)
+        compiles.close()
+    assert set(compiles.take().names) == {"jit(advance)"}
+
+
 @pytest.mark.parametrize("method", [Method(), Method(top_k=4), Method(top_p=0.7)], ids=str)
 def test_decoding_joins_no_devices(method):
     """Lanes run in threads: a program that waits for other devices could wait for ever."""
     draw = make(devices=2, slots=8, method=method).func
     decoding, mesh, everywhere = draw.sampler.decoding, draw.mesh, meshes.everywhere(draw.mesh)
-    weights = lane.weights(decoding, jax.device_put(tiny.weights(), everywhere))
-    rows = lane.empty(decoding, mesh, 8, draw.sampler.cache_lengths[-1])
+    params = jax.device_put(tiny.weights(), everywhere)
+    weights = lane.weights(decoding.model, decoding.dtype, params)
+    rows = lane.empty(decoding.model, decoding.dtype, mesh, 8, draw.sampler.cache_lengths[-1])
     steps = jax.device_put(np.int32(1), everywhere)
     compiled = lane.advance.lower(decoding, mesh, weights, rows, steps).compile().as_text()
     for word in ("all-reduce", "all-gather", "collective", "all-to-all", "reduce-scatter"):

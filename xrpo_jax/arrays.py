@@ -22,7 +22,7 @@ class Path:
     A path may be cut: `dataclasses.replace(path, tokens=path.tokens[:k])` with k >= 1.
     """
 
-    cache: Any  # keys and values of the R rows that were drawn together, on the device
+    cache: Any  # keys and values of all rows that ended in one lane together, on the device
     place: int  # of the row among them
     prompt_length: int
     tokens: np.ndarray  # i32[<=T] drawn so far

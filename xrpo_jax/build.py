@@ -270,6 +270,6 @@ def warm_up(parts: Parts, state: TrainState, pauses: bool) -> None:
     jobs = parts.learner.warm_up(state)
     for draw in {parts.draw, parts.eval_draw}:
         jobs += draw.warm_up(state.params, pauses and draw is parts.draw)
-    with concurrent.futures.ThreadPoolExecutor(machine.compilers()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
@@ -30,7 +31,7 @@ ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What decides the compiled functions beside shapes; static under jit."""
+    """What decides `advance` beside shapes; static under jit."""
 
     model: ModelConfig
     method: Method
@@ -66,6 +67,13 @@ class Start:
     index: Any  # i32[n]
 
 
+def nobody(size: int) -> Start:
+    """NumPy columns of a lane of `size` rows in which none begins."""
+    names = [field.name for field in dataclasses.fields(Start)]
+    start = Start(**{name: np.zeros(size, np.int32) for name in names})
+    return start.replace(begins=np.zeros(size, bool))
+
+
 @struct.dataclass
 class Drawn:
     """What a chunk drew: tokens i32[n,S], logp f32[n,S], number i32[n], stopped bool[n]."""
@@ -76,21 +84,21 @@ class Drawn:
     stopped: Any
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def weights(decoding: Decoding, params: Params) -> dict:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def weights(model: ModelConfig, dtype: str, params: Params) -> dict:
     """The parameters as decoding reads them."""
-    return decode.for_decoding(params, decoding.model, jnp.dtype(decoding.dtype))
+    return decode.for_decoding(params, model, jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def prefill(decoding: Decoding, params: Params, tokens: jax.Array) -> decode.Cache:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def prefill(model: ModelConfig, dtype: str, params: Params, tokens: jax.Array) -> decode.Cache:
     """A page: the cache of prompts i32[G,P]."""
     with jax.named_scope("prefill"):
-        return decode.prefill(params, decoding.model, tokens, dtype=jnp.dtype(decoding.dtype))
+        return decode.prefill(params, model, tokens, dtype=jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def empty(decoding: Decoding, mesh: Mesh, rows: int, length: int) -> Lane:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def empty(model: ModelConfig, dtype: str, mesh: Mesh, rows: int, length: int) -> Lane:
     """A lane of idle rows."""
 
     def zeros() -> jax.Array:
@@ -99,7 +107,7 @@ def empty(decoding: Decoding, mesh: Mesh, rows: int, length: int) -> Lane:
     return _split(
         mesh,
         Lane(
-            cache=decode.empty(decoding.model, rows, length, jnp.dtype(decoding.dtype)),
+            cache=decode.empty(model, rows, length, jnp.dtype(dtype)),
             token=zeros(),
             position=zeros(),
             step=zeros(),

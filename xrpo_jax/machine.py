@@ -22,14 +22,6 @@ def lanes(devices: int) -> int:
     return max(min(cores() // devices, 4), 1) if _on_cpu() else 1
 
 
-def compilers() -> int:
-    """How many programs to compile at one time.
-
-    On an accelerator one: what is compiled for the sampler also runs, and memory is scarce there.
-    """
-    return cores() if _on_cpu() else 1
-
-
 def scatters() -> bool:
     """Whether a token's keys and values go into the cache by a scatter.
 

@@ -27,10 +27,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from xrpo_jax import lane as lanes
-from xrpo_jax import machine, rng
+from xrpo_jax import lane_programs, machine, rng
 from xrpo_jax import mesh as meshes
 from xrpo_jax.arrays import Params, Path, Samples
-from xrpo_jax.lane import Decoding, Drawn, Lane, Start
+from xrpo_jax.lane import Decoding, Drawn, Lane
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.decode import Cache
 from xrpo_jax.sampling import Method
@@ -230,33 +230,16 @@ class Draw:
 
     def warm_up(self, params: Params, pauses: bool) -> list[Callable[[], None]]:
         """Jobs that compile all that any rows can need; with `pauses` also what paused ones do."""
-        sampler, everywhere = self.sampler, meshes.everywhere(self.mesh)
-        sizes, lengths = sampler.sizes(self.mesh.devices.size), sampler.cache_lengths
-        weights = lanes.weights(sampler.decoding, params)
-        keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1), index=np.zeros(1))
-
-        def job(size: int, place: int) -> None:
-            held = self._empty(size, lengths[place])
-            pages = [
-                self._prefill(params, np.zeros((sampler.prompts, width), np.int32))
-                for width in sampler.lengths
-            ]
-            if pauses:  # a path may go on in any lane
-                pages.append(self._empty(sizes[-1], lengths[-1]).lane.cache)
-            for cache in pages:
-                self._begin(held, [_row(_Page(make=functools.partial(_same, cache)))], keys)
-            steps = jax.device_put(np.int32(0), everywhere)
-            held.lane, _ = lanes.advance(sampler.decoding, self.mesh, weights, held.lane, steps)
-            for other in {max(place - 1, 0), min(place + 1, len(lengths) - 1)} - {place}:
-                self._resize(held, np.arange(size), lengths[other])
-                self._resize(held, np.arange(size), lengths[place])
-            if size > sizes[0]:
-                self._resize(held, np.arange(sizes[0]), lengths[place])
-            jax.block_until_ready(held.lane)
-
-        return [
-            functools.partial(job, size, place) for size in sizes for place in range(len(lengths))
-        ]
+        sampler = self.sampler
+        return lane_programs.jobs(
+            sampler.decoding,
+            self.mesh,
+            params,
+            [(sampler.prompts, width) for width in sampler.lengths],
+            sampler.sizes(self.mesh.devices.size),
+            sampler.cache_lengths,
+            pauses,
+        )
 
     def _pages(self, params: Params, prompts) -> Iterator[tuple[list[int], _Page, int]]:
         """Places of prompts that are prefilled together, their page, and its number."""
@@ -275,7 +258,7 @@ class Draw:
 
     def _prefill(self, params: Params, tokens: np.ndarray) -> Cache:
         tokens = jax.device_put(tokens, meshes.everywhere(self.mesh))
-        return lanes.prefill(self.sampler.decoding, params, tokens)
+        return lanes.prefill(self.sampler.model, self.sampler.dtype, params, tokens)
 
     def _run(
         self, params: Params, rows: list[_Row], keys: rng.Rows, keep: bool, out: Samples, finished
@@ -285,9 +268,10 @@ class Draw:
         for row in queue:
             row.page.waiting += 1
         done = [row.number for row in rows if row.left <= 0]
-        weights = lanes.weights(self.sampler.decoding, params) if queue else None
-        held: list[_Held | None] = [None] * self.sampler.lanes
-        with concurrent.futures.ThreadPoolExecutor(self.sampler.lanes) as pool:
+        sampler = self.sampler
+        weights = lanes.weights(sampler.model, sampler.dtype, params) if queue else None
+        held: list[_Held | None] = [None] * sampler.lanes
+        with concurrent.futures.ThreadPoolExecutor(sampler.lanes) as pool:
             while True:
                 self._fill(held, queue, keys, keep)
                 busy = [lane for lane in held if lane is not None]
@@ -333,9 +317,9 @@ class Draw:
                 self._begin(held[i], list(alike), keys)
 
     def _empty(self, size: int, length: int) -> _Held:
-        length = length or self.sampler.cache_lengths[0]
+        sampler, length = self.sampler, length or self.sampler.cache_lengths[0]
         return _Held(
-            lane=lanes.empty(self.sampler.decoding, self.mesh, size, length),
+            lane=lanes.empty(sampler.model, sampler.dtype, self.mesh, size, length),
             rows=[None] * size,
             position=np.zeros(size, int),
             left=np.zeros(size, int),
@@ -371,10 +355,7 @@ class Draw:
 
     def _begin(self, lane: _Held, new: list[_Row], keys: rng.Rows) -> None:
         """Rows of one page take the lane's first free slots."""
-        columns = {
-            field.name: np.zeros(len(lane.rows), np.int32) for field in dataclasses.fields(Start)
-        }
-        columns["begins"] = np.zeros(len(lane.rows), bool)
+        start = lanes.nobody(len(lane.rows))
         for slot, row in zip(lane.free(), new, strict=False):
             begun = len(row.before)
             lane.rows[slot], lane.left[slot] = row, row.left
@@ -389,13 +370,13 @@ class Draw:
                 ("prompt", keys.prompt[row.number]),
                 ("index", keys.index[row.number]),
             ):
-                columns[name][slot] = value
+                getattr(start, name)[slot] = value
         page = new[0].page
         lane.lane = lanes.begin(
             self.mesh,
             lane.lane,
             page.read(),
-            jax.device_put(Start(**columns), meshes.rows(self.mesh)),
+            jax.device_put(start, meshes.rows(self.mesh)),
             jax.device_put(keys.step_key, meshes.everywhere(self.mesh)),
         )
         page.waiting -= len(new)
@@ -477,13 +458,6 @@ def _taken(out: Samples, rows: list[int]) -> Samples:
 def _least(sizes: tuple[int, ...], number: int) -> int:
     """The smallest size that holds as many, or the largest."""
     return next((size for size in sizes if size >= number), sizes[-1])
-
-
-def _row(page: _Page) -> _Row:
-    """A row that draws nothing."""
-    return _Row(
-        number=0, page=page, place=0, prompt_length=1, before=np.zeros(0, int), token=0, left=0
-    )
 
 
 def _same(cache: Cache) -> Cache:
