@@ -8,6 +8,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import gc
+import types
 import weakref
 
 import fakes
@@ -269,17 +270,18 @@ def test_nothing_compiles_after_the_warm_up():
 def test_the_warm_up_compiles_each_program_once_and_runs_none(monkeypatch):
     """In several threads, which must not run programs that join devices."""
     draw = make(prompts=3, lengths=(6, 13), new=5, slots=16, devices=2, stops=())
-    jobs = draw.func.warm_up(*draw.args, pauses=True)
-    before, compiles = len(jax.live_arrays()), Compiles()
+    for name in ("begin", "fit", "advance"):  # none of them can be called
+        only = types.SimpleNamespace(lower=getattr(lane, name).lower)
+        monkeypatch.setattr(lane, name, only)
+    jobs, compiles = draw.func.warm_up(*draw.args, pauses=True), Compiles()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
     compiles.close()
-    assert len(jax.live_arrays()) == before
     names, sampler = collections.Counter(compiles.take().names), draw.func.sampler
     lane_shapes = len(sampler.sizes(2)) * len(sampler.cache_lengths)
     assert names["jit(prefill)"] == 2 and names["jit(advance)"] == lane_shapes == 4
-    assert names["jit(begin)"] == 3 * lane_shapes and len(jobs) >= names.total()
+    assert names["jit(begin)"] == 3 * lane_shapes
 
 
 def test_another_way_to_draw_compiles_only_what_draws():
