@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -172,8 +173,9 @@ class Draw:
         return self._told(out, finished)
 
     def _told(self, out: Samples, finished) -> Samples:
-        """`out`, of which some rows after the other have ended."""
-        for rows in self.ends(len(out.length)) if finished else []:
+        """`out`, of which none, then some rows after the other have ended."""
+        nobody = [np.arange(0)]
+        for rows in itertools.chain(nobody, self.ends(len(out.length))) if finished else []:
             fields = (out.tokens, out.logp, out.length, out.stopped)
             paths = None if out.paths is None else tuple(out.paths[i] for i in rows)
             finished(rows, Samples(*(field[rows] for field in fields), paths))

@@ -10,10 +10,11 @@ LAYERS = (
     {"types", "arrays"},
     {
         *("rng", "log", "checkpoint", "compile_cache", "profile", "sampling"),
-        *("tokenizer", "verify", "mesh", "prompts"),
+        *("tokenizer", "verify", "machine", "mesh", "prompts"),
     },
     {"data", "model", "chat"},
     {"tasks", "lane"},
+    {"lane_programs"},
     {"policy", "sampler"},
     {"explore", "learn"},
     {"algorithms"},

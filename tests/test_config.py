@@ -165,7 +165,10 @@ def test_no_number_of_any_section_is_negative(section):
     [
         ({"seed": -1}, "seed=-1; allowed: 0 to 4294967295"),
         ({"seed": 2**32}, "seed=4294967296; allowed: 0 to"),
-        ({"rollout__temperature": 0.0}, r"rollout.temperature=0.0; allowed: above 0 \(greedy"),
+        ({"rollout__temperature": 0.0}, r"temperature=0.0; allowed: 1e-9 to 1e9 \(greedy"),
+        ({"rollout__temperature": 1e39}, r"rollout.temperature=1e\+39; allowed: 1e-9 to 1e9"),
+        ({"eval__temperature": float("inf")}, r"eval.temperature=inf; allowed: 0 \(greedy\) or 1e"),
+        ({"eval__temperature": 1e-46}, "eval.temperature=1e-46; allowed: 0"),
         ({"model__dtype": "float16"}, "model.dtype='float16'; allowed: float32, bfloat16"),
         ({"optimizer__learning_rate": 0.0}, "optimizer.learning_rate=0.0; allowed: above 0"),
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0; allowed: from 0 to below 1"),

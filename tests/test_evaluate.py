@@ -136,10 +136,10 @@ SAYS = {  # prompt -> its completions by index; 9 characters and more are cut of
 }
 
 
-def run(prompts: int = 3, seed: int = 2, step: int = 6):
+def run(seed: int = 2, step: int = 6):
     draw = Draw(says=lambda text, prompt, index: SAYS[prompt][index])
     metrics, records = evaluate(
-        TOOLS, draw, None, samples=4, prompts=prompts, max_new_tokens=8, seed=seed, step=step
+        TOOLS, draw, None, samples=4, max_new_tokens=8, seed=seed, step=step
     )
     return metrics, records, draw.calls
 
@@ -165,16 +165,11 @@ def test_evaluation_counts_by_hand():
     }  # fmt: skip
 
 
-def test_evaluation_does_not_depend_on_how_many_problems_are_drawn_at_a_time():
-    metrics, records, calls = run(prompts=3)
-    assert [len(call["prompts"]) for call in calls] == [3, 3, 1]
-    for prompts in (1, 7, 50):
-        assert run(prompts=prompts)[:2] == (metrics, records)
-    coordinates = {
-        (int(prompt), int(index))
-        for call in calls
-        for prompt, index in zip(call["prompt"], call["index"], strict=True)
-    }
+def test_evaluation_draws_all_problems_in_one_call():
+    """In parts each would wait for its longest row."""
+    (call,) = run()[2]
+    assert call["prompts"] == list(WORDS) and len(call["row"]) == 28
+    coordinates = set(zip(call["prompt"].tolist(), call["index"].tolist(), strict=True))
     assert coordinates == {(prompt, index) for prompt in range(7) for index in range(4)}
 
 
@@ -200,9 +195,7 @@ def test_votes_are_over_values_not_spellings():
     spellings = [f"= {first} {second}", f"= {first:0>2} {second:0>2}", "= 1 1", "nonsense"]
     tools_ = tools_for(arithmetic.Arithmetic(problems=task.problems[:1]), 99)
     draw = Draw(says=lambda text, prompt, index: spellings[index], new=30)
-    metrics, _ = evaluate(
-        tools_, draw, None, samples=4, prompts=1, max_new_tokens=30, seed=0, step=0
-    )
+    metrics, _ = evaluate(tools_, draw, None, samples=4, max_new_tokens=30, seed=0, step=0)
     assert metrics["cons@4"] == 1.0 and metrics["pass@1"] == 0.5
 
 
@@ -228,7 +221,7 @@ def test_a_verifier_that_raises_does_not_end_the_evaluation():
     draw = Draw(says=lambda text, prompt, index: "boom" if prompt else "x")
     metrics, records = evaluate(
         tools_for(task, 9), draw, None,
-        samples=2, prompts=2, max_new_tokens=8, seed=0, step=0,
+        samples=2, max_new_tokens=8, seed=0, step=0,
     )  # fmt: skip
     assert metrics["pass@1"] == 0.5 and metrics["verifier_failed"] == 0.5
     assert [record["status"] for record in records] == ["correct"] * 2 + ["crashed"] * 2

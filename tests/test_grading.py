@@ -76,7 +76,7 @@ def test_the_order_of_ending_changes_no_evaluation():
         draw = Draw(says=says, ends=ends)
         return evaluate(
             tools_for(TASK, 40), draw, None,
-            samples=4, prompts=3, max_new_tokens=8, seed=0, step=0,
+            samples=4, max_new_tokens=8, seed=0, step=0,
         )  # fmt: skip
 
     assert run(ENDS[0]) == run(ENDS[1]) == run(ENDS[2]) == run(ENDS[3])

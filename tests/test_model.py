@@ -206,14 +206,34 @@ def test_cached_decode_equals_full_forward(family):
         np.testing.assert_allclose(last[row], wanted[0], atol=1e-4)
 
 
-def test_a_token_beyond_the_cache_is_written_nowhere():
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_token_beyond_the_cache_is_written_nowhere(scattered):
     prepared = decode.for_decoding(WEIGHTS, QWEN3, jnp.float32)
     cache = decode.empty(QWEN3, 2, 4, jnp.float32)
     token = jnp.array([1, 2])
-    step = jax.jit(decode.step, static_argnames=("config", "dtype"))
-    _, after = step(prepared, QWEN3, token, jnp.array([4, 1]), cache, dtype=jnp.float32)
+    step = jax.jit(decode.step, static_argnames=("config", "dtype", "scattered"))
+    _, after = step(
+        prepared, QWEN3, token, jnp.array([4, 1]), cache, dtype=jnp.float32, scattered=scattered
+    )
     for leaf in jax.tree.leaves(after):
         assert not np.any(leaf[0]) and np.any(leaf[1, :, 1]) and not np.any(leaf[1, :, 2:])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_both_ways_to_write_a_cache_are_the_same_to_the_bit(dtype):
+    prepared = decode.for_decoding(WEIGHTS, QWEN3, dtype)
+    step = jax.jit(decode.step, static_argnames=("config", "dtype", "scattered"))
+    found = []
+    for scattered in (False, True):
+        cache, hiddens = decode.empty(QWEN3, 3, 6, dtype), []
+        for place in range(4):
+            token, position = jnp.array([1, 2, 3]) + place, jnp.array([0, 3, 1]) + place
+            hidden, cache = step(
+                prepared, QWEN3, token, position, cache, dtype=dtype, scattered=scattered
+            )
+            hiddens.append(hidden)
+        found.append((hiddens, cache))
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_padding_side_and_amount_and_the_other_rows_change_nothing():

@@ -3,9 +3,13 @@
 Shapes: N rows · T new tokens · V vocabulary.
 """
 
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import gc
+import types
+import weakref
 
 import fakes
 import jax
@@ -47,6 +51,7 @@ def make(
     chunk=8,
     new=NEW,
     stops=STOPS,
+    scattered=False,
 ):
     """A draw with the parameters bound; each other setting is a compilation of seconds."""
     sampler = Sampler(
@@ -60,6 +65,7 @@ def make(
         stop_ids=stops,
         lanes=lanes,
         chunk=chunk,
+        scattered=scattered,
     )
     mesh = meshes.make(devices)
     params = jax.device_put(tiny.weights(), meshes.everywhere(mesh))
@@ -136,11 +142,20 @@ def test_the_rows_of_the_test_are_not_all_alike():
         {"chunk": 2, "slots": 4},
         {"lanes": 2, "slots": 4, "chunk": 3},
         {"lanes": 4, "slots": 8, "devices": 2},
+        {"scattered": True, "devices": 2},
     ],
     ids=str,
 )
 def test_sizes_change_nothing(settings):
     assert_same(make(**settings)(PROMPTS, ROW, keys(), NEW), straight())
+
+
+@pytest.mark.parametrize("method", [Method(top_k=4), Method(top_p=0.7)], ids=str)
+def test_sizes_change_nothing_where_tokens_are_left_out(method):
+    expected = make(method=method)(PROMPTS, ROW, keys(), NEW)
+    assert (expected.tokens != straight().tokens).any()
+    found = make(method=method, lanes=2, slots=4, devices=2, chunk=3)(PROMPTS, ROW, keys(), NEW)
+    assert_same(found, expected)
 
 
 LONG = 60  # tokens, so that a cache has several lengths: 32, 48 and 80
@@ -187,26 +202,51 @@ def test_a_finished_row_s_slot_goes_to_the_next_row():
 
 @pytest.mark.parametrize("settings", [{"slots": 4, "chunk": 2}, {"slots": 4, "lanes": 2}], ids=str)
 @pytest.mark.parametrize("keep", [False, True])
-def test_finished_tells_each_row_once_as_it_is(settings, keep):
-    told = []
+@pytest.mark.parametrize("resumed", [False, True])
+def test_each_row_is_told_once_when_it_has_ended(settings, keep, resumed):
+    """Some have nothing to draw, or to go on with: they stopped, or may not grow."""
+    draw, limit = make(**settings), INDEX % (NEW + 1)
+    paths = draw(PROMPTS, ROW, keys(), PAUSE, keep=True).paths if resumed else None
 
-    def finished(rows, samples):
-        told.append((rows.copy(), samples))
+    def drawn(told):
+        def finished(rows, samples):
+            told.append((rows.copy(), samples))
 
-    limit = INDEX % (NEW + 1)  # 0 for some
-    draw = make(**settings)
-    out = draw(PROMPTS, ROW, keys(), limit, keep=keep, finished=finished)
+        if resumed:
+            return draw.func.resume(*draw.args, paths, keys(), limit, keep, finished)
+        return draw(PROMPTS, ROW, keys(), limit, keep, finished)
+
+    told, again = [], []
+    out = drawn(told)
     assert len(told) > 2
     assert sorted(np.concatenate([rows for rows, _ in told])) == list(range(len(ROW)))
     for rows, samples in told:
         assert_same(samples, take(out, rows))
-        if keep:
-            assert list(samples.paths) == [out.paths[i] for i in rows]
-    again = []
-    draw(PROMPTS, ROW, keys(), limit, finished=lambda rows, _: again.append(rows.copy()))
-    if not keep:  # the order is the same each time
-        for one, other in zip(again, [rows for rows, _ in told], strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert samples.paths == (tuple(out.paths[i] for i in rows) if keep else None)
+    drawn(again)
+    for (one, _), (other, _) in zip(told, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_whoever_listens_is_called_after_every_chunk_and_may_give_up(keep):
+    """No row ends before the last of 6 chunks; what listens is called as each begins, and after."""
+    draw, told = make(chunk=1, stops=()), []
+
+    def finished(rows, samples):
+        assert rows.dtype.kind == "i" and samples.tokens.shape == (len(rows), NEW)
+        told.append(len(rows))
+        if len(told) == stop_at:
+            raise KeyError("enough")
+
+    stop_at = 0
+    draw(PROMPTS, ROW, keys(), NEW, keep, finished)
+    assert told == [0] * NEW + [len(ROW)]
+    told.clear()
+    stop_at = 2
+    with pytest.raises(KeyError, match="enough"):
+        draw(PROMPTS, ROW, keys(), NEW, keep, finished)
+    assert told == [0, 0]
 
 
 def test_nothing_compiles_after_the_warm_up():
@@ -227,16 +267,80 @@ def test_nothing_compiles_after_the_warm_up():
     assert compiles.count == 0
 
 
-def test_decoding_joins_no_devices():
+def test_the_warm_up_compiles_each_program_once_and_runs_none(monkeypatch):
+    """In several threads, which must not run programs that join devices."""
+    draw = make(prompts=3, lengths=(6, 13), new=5, slots=16, devices=2, stops=())
+    for name in ("begin", "fit", "advance"):  # none of them can be called
+        only = types.SimpleNamespace(lower=getattr(lane, name).lower)
+        monkeypatch.setattr(lane, name, only)
+    jobs, compiles = draw.func.warm_up(*draw.args, pauses=True), Compiles()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+    compiles.close()
+    names, sampler = collections.Counter(compiles.take().names), draw.func.sampler
+    lane_shapes = len(sampler.sizes(2)) * len(sampler.cache_lengths)
+    assert names["jit(prefill)"] == 2 and names["jit(advance)"] == lane_shapes == 4
+    assert names["jit(begin)"] == 3 * lane_shapes
+
+
+def test_another_way_to_draw_compiles_only_what_draws():
+    row = np.zeros(1, int)
+    for method in (Method(), Method(temperature=1.2)):
+        draw, compiles = make(method=method, prompts=3, lengths=(7,)), Compiles()
+        draw([PROMPTS[1]], row, keys(row, row), 2)
+        compiles.close()
+    assert set(compiles.take().names) == {"jit(advance)"}
+
+
+@pytest.mark.parametrize("method", [Method(), Method(top_k=4), Method(top_p=0.7)], ids=str)
+def test_decoding_joins_no_devices(method):
     """Lanes run in threads: a program that waits for other devices could wait for ever."""
-    draw = make(devices=2, slots=8).func
+    draw = make(devices=2, slots=8, method=method).func
     decoding, mesh, everywhere = draw.sampler.decoding, draw.mesh, meshes.everywhere(draw.mesh)
-    weights = lane.weights(decoding, jax.device_put(tiny.weights(), everywhere))
-    rows = lane.empty(decoding, mesh, 8, draw.sampler.cache_lengths[-1])
+    params = jax.device_put(tiny.weights(), everywhere)
+    weights = lane.weights(decoding.model, decoding.dtype, params)
+    rows = lane.empty(decoding.model, decoding.dtype, mesh, 8, draw.sampler.cache_lengths[-1])
     steps = jax.device_put(np.int32(1), everywhere)
     compiled = lane.advance.lower(decoding, mesh, weights, rows, steps).compile().as_text()
     for word in ("all-reduce", "all-gather", "collective", "all-to-all", "reduce-scatter"):
         assert word not in compiled
+
+
+def test_prompts_are_prefilled_once_and_forgotten_with_their_last_row(monkeypatch):
+    """Five prompts in three pages, whose rows come up in both lanes and over many chunks."""
+    made, alive, prefill = [], [], sampler_module.lanes.prefill
+    expected = straight()
+
+    def watched(*arguments):
+        page = prefill(*arguments)
+        made.append((np.array(arguments[-1]), weakref.ref(page.keys[0])))
+        return page
+
+    def finished(rows, samples):
+        alive.append([page() is not None for _, page in made])
+
+    monkeypatch.setattr(sampler_module.lanes, "prefill", watched)
+    draw = make(prompts=2, lanes=2, slots=4, chunk=3)
+    assert_same(draw(PROMPTS, ROW, keys(), NEW, finished=finished), expected)
+    pages = np.concatenate([tokens for tokens, _ in made])
+    assert pages.shape == (6, 8) and len({page.tobytes() for page in pages}) == 6
+    # Rows begin page by page, and a page is made with its first row: one at most has some waiting.
+    assert len(alive[0]) == 1 and max(map(sum, alive)) == 1 and not any(alive[-1])
+
+
+def test_a_lane_reads_few_pages(monkeypatch):
+    """16 rows of four pages: each lane takes those of two, not some of every page."""
+    begun, begin = [], sampler_module.Draw._begin
+
+    def watched(draw, lane, new, keys):
+        begun.append(len(new))
+        return begin(draw, lane, new, keys)
+
+    monkeypatch.setattr(sampler_module.Draw, "_begin", watched)
+    row, index = np.arange(16) % 4, np.arange(16)
+    make(prompts=1, lanes=2, slots=16)(PROMPTS[:4], row, keys(row, index), 1)
+    assert begun == [4, 4, 4, 4]
 
 
 def test_order_of_rows_and_of_prompts_changes_nothing():
@@ -455,31 +559,6 @@ def test_nothing_is_kept_unless_asked_for():
     assert alive() == kept
     del found
     assert alive() == before
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_each_row_is_told_once_when_it_has_ended(keep):
-    def told(draw):
-        rows, samples = [], []
-        found = draw(lambda *some: (rows.append(some[0]), samples.append(some[1])))
-        order = np.argsort(np.concatenate(rows))
-        assert np.concatenate(rows)[order].tolist() == list(range(len(found.length)))
-        for name in ("tokens", "logp", "length", "stopped"):
-            each = np.concatenate([getattr(some, name) for some in samples])
-            np.testing.assert_array_equal(each[order], getattr(found, name))
-        if keep:
-            paths = [path for some in samples for path in some.paths]
-            for place, path in zip(order, found.paths, strict=True):
-                np.testing.assert_array_equal(paths[place].tokens, path.tokens)
-        else:
-            assert all(some.paths is None for some in samples)
-
-    told(lambda finished: make(slots=4)(PROMPTS, ROW, keys(), NEW, keep, finished))
-    begun = make(slots=4)(PROMPTS, ROW, keys(), PAUSE, keep=True)
-    draw = make(slots=4)
-    # Some have nothing to go on with: they stopped, or may not grow.
-    limit = np.where(np.arange(len(ROW)) % 3, NEW, 0)
-    told(lambda finished: draw.func.resume(*draw.args, begun.paths, keys(), limit, keep, finished))
 
 
 def test_no_shape_of_a_tree_compiles_anew():

@@ -12,7 +12,7 @@ import oracles
 import pytest
 from scipy import stats
 
-from xrpo_jax.sampling import BLOCK, NOTHING, Method, draw_token, floor
+from xrpo_jax.sampling import BLOCK, COLDEST, HOTTEST, NOTHING, Method, draw_token, floor
 
 METHODS = {
     "plain": Method(),
@@ -268,13 +268,28 @@ def test_a_row_depends_on_itself_alone(name):
     assert np.asarray(beside[1])[:1].tobytes() == logp[:1].tobytes()
 
 
+@pytest.mark.parametrize("temperature", [COLDEST, HOTTEST])
+def test_the_ends_of_the_temperatures_draw_what_is_possible(temperature):
+    logits = np.array([[40.0, -40.0, 40.0, -np.inf]] * 2, np.float32)
+    uniform = np.array([0.0, LAST], np.float32)
+    for settings in ({}, {"top_k": 2}, {"top_p": 0.7}):
+        method = Method(temperature=temperature, **settings)
+        token, logp = map(np.asarray, draw(jnp.asarray(logits), uniform, method))
+        assert token.tolist() == [0, 2]
+        assert np.isfinite(logp).all() and (logp <= 0).all()
+
+
 # --- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"temperature": -0.1}, "temperature=-0.1; allowed: 0"),
+        ({"temperature": -0.1}, r"temperature=-0.1; allowed: 0 \(greedy\) or 1e-9 to 1e9"),
+        ({"temperature": float("inf")}, "temperature=inf; allowed: 0"),
+        ({"temperature": float("nan")}, "temperature=nan; allowed: 0"),
+        ({"temperature": 1e39}, r"temperature=1e\+39; allowed: 0"),
+        ({"temperature": 1e-46}, "temperature=1e-46; allowed: 0"),
         ({"top_k": -1}, "top_k=-1; allowed: 0"),
         ({"top_p": 0.0}, "top_p=0.0; allowed: above 0"),
         ({"top_p": 1.5}, "top_p=1.5; allowed: above 0, at most 1"),

@@ -22,7 +22,7 @@ class Path:
     A path may be cut: `dataclasses.replace(path, tokens=path.tokens[:k])` with k >= 1.
     """
 
-    cache: Any  # keys and values of the R rows that were drawn together, on the device
+    cache: Any  # keys and values of all rows that ended in one lane together, on the device
     place: int  # of the row among them
     prompt_length: int
     tokens: np.ndarray  # i32[<=T] drawn so far
@@ -99,6 +99,6 @@ class TrainState:
 # What sampler.make_draw returns: called with (params, list of prompts i32[<=P], row i[N], rng.Rows
 # of N, limit i[N] or int, keep=False, finished=None) it gives NumPy Samples, and so does its
 # `resume(params, paths, keys, limit, keep=False, finished=None)`. While others are still drawn it
-# calls `finished(rows i[M], Samples of M rows)` with those that ended meanwhile, each of the N rows
-# once and in any order; M may be 0.
+# calls `finished(rows i[M], Samples of M rows)` every few tokens for those that have ended since,
+# which may be none, each of the N rows once and in any order; what that raises ends the call.
 Draw = Callable[..., Samples]

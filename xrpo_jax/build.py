@@ -5,14 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from xrpo_jax import mesh, tokenizer
+from xrpo_jax import machine, mesh, tokenizer
 from xrpo_jax.arrays import Draw, Params, TrainState
 from xrpo_jax.chat import Chat, make_chat
 from xrpo_jax.config import EMBEDDED, RolloutSettings, Settings, VerifySettings, check_enough
@@ -195,18 +194,13 @@ def _gradings(tasks: tuple[Task, ...], settings: VerifySettings) -> tuple[Pool |
 
 
 def _lanes(rollout: RolloutSettings, devices: Mesh) -> int:
-    """How many parts of the slots run side by side; ValueError where they do not divide them.
-
-    On a CPU small products use one core each: with a lane for each of two cores rollouts were 1.5
-    times as fast. An accelerator runs one program at a time.
-    """
+    """How many parts of the slots run side by side; ValueError where they do not divide them."""
     count = rollout.lanes
     if not count:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        count = min(cores // devices.size, 4) if jax.default_backend() == "cpu" else 1
+        count = machine.lanes(devices.size)
         while count > 1 and rollout.slots % (count * devices.size):
             count -= 1
-        return max(count, 1)
+        return count
     if rollout.slots % (count * devices.size):
         raise ValueError(
             f"rollout.lanes={count}; allowed: 0 (chosen by the machine), or what divides "
@@ -277,8 +271,6 @@ def warm_up(parts: Parts, state: TrainState, pauses: bool) -> None:
     jobs = parts.learner.warm_up(state)
     for draw in {parts.draw, parts.eval_draw}:
         jobs += draw.warm_up(state.params, pauses and draw is parts.draw)
-    # On an accelerator one at a time: what is compiled also runs, and memory is scarce there.
-    workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()

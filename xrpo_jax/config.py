@@ -29,7 +29,7 @@ from xrpo_jax.log import write_whole
 from xrpo_jax.model.packed import REMAT
 from xrpo_jax.profile import steps_of
 from xrpo_jax.prompts import overlap, without
-from xrpo_jax.sampling import Method
+from xrpo_jax.sampling import COLDEST, HOTTEST, RANGE, Method
 from xrpo_jax.types import Task, text_of
 
 DTYPES = ("float32", "bfloat16")
@@ -351,8 +351,8 @@ NUMBERS = {  # what is allowed, as text and as a test that NaN fails, and for wh
         lambda value: 0 < value < math.inf,
         "optimizer.learning_rate optimizer.clip_norm train.importance_cap",
     ),
-    "above 0 (greedy rollouts are all alike; eval.temperature may be 0)": (
-        lambda value: 0 < value < math.inf,
+    f"{RANGE} (greedy rollouts are all alike; eval.temperature may be 0)": (
+        lambda value: COLDEST <= value <= HOTTEST,
         "rollout.temperature",
     ),
     "0 or more": (

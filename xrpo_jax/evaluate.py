@@ -104,42 +104,39 @@ def evaluate(
     params: Params,
     *,
     samples: int,
-    prompts: int,
     max_new_tokens: int,
     seed: int,
     step: int,
 ) -> tuple[dict[str, float], list[dict]]:
     """Metrics of `samples` completions for every problem of `tools.task`, and one record each.
 
-    `prompts` problems are drawn at a time. Names: `pass@1`, `pass@k` and `cons@k` with k = samples,
-    `pass@1/<level>`, `length`, `truncated`, and `verifier_failed` where it happened, each with
-    `_low` and `_high` of its 95 % interval.
+    All are drawn in one call, so that no row waits for a longer one. Names: `pass@1`, `pass@k` and
+    `cons@k` with k = samples, `pass@1/<level>`, `length`, `truncated`, and `verifier_failed` where
+    it happened, each with `_low` and `_high` of its 95 % interval.
     """
     task = tools.task
+    problems = np.arange(len(task))
+    drawn, texts, verdicts = answers(
+        tools, draw, params, problems, samples, max_new_tokens, rng.key(seed, step, "evaluate")
+    )
     records = []
-    step_key = rng.key(seed, step, "evaluate")
-    for start in range(0, len(task), prompts):
-        problems = np.arange(start, min(start + prompts, len(task)))
-        drawn, texts, verdicts = answers(
-            tools, draw, params, problems, samples, max_new_tokens, step_key
+    asked = np.repeat(problems, samples).tolist()
+    for i, (problem, text, verdict) in enumerate(zip(asked, texts, verdicts, strict=True)):
+        graded = verdict.status not in FAILED
+        records.append(
+            {
+                "prompt": problem,
+                "level": task.level(problem),
+                "question": task.prompt(problem)[-1].content,
+                "text": text,
+                "correct": verdict.correct,
+                "status": verdict.status,
+                "reason": verdict.reason,
+                "answer": task.answer(problem, text) if graded else None,
+                "length": int(drawn.length[i]),
+                "stopped": bool(drawn.stopped[i]),
+            }
         )
-        asked = np.repeat(problems, samples).tolist()
-        for i, (problem, text, verdict) in enumerate(zip(asked, texts, verdicts, strict=True)):
-            graded = verdict.status not in FAILED
-            records.append(
-                {
-                    "prompt": problem,
-                    "level": task.level(problem),
-                    "question": task.prompt(problem)[-1].content,
-                    "text": text,
-                    "correct": verdict.correct,
-                    "status": verdict.status,
-                    "reason": verdict.reason,
-                    "answer": task.answer(problem, text) if graded else None,
-                    "length": int(drawn.length[i]),
-                    "stopped": bool(drawn.stopped[i]),
-                }
-            )
     return summarise(records, [task.level(i) for i in range(len(task))], samples), records
 
 

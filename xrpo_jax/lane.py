@@ -1,8 +1,8 @@
 """A lane of the sampler: rows that are decoded together, each at its own place in its completion.
 
 Everything here is a pure function of arrays and runs on the device; sampler.py decides on the host
-which row goes where. Nothing crosses rows, so a lane may be split over devices without
-communication, and two lanes may run at the same time.
+which row goes where. Nothing that decodes crosses rows, so a lane may be split over devices without
+communication, and two lanes may run at the same time; `begin` and `fit` may join devices.
 
 Shapes: n rows · G prompts · S steps of a chunk · C slots of the cache · P prompt length.
 """
@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from xrpo_jax import mesh as meshes
 from xrpo_jax import rng
@@ -25,16 +26,19 @@ from xrpo_jax.model import decode
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.sampling import Method, draw_token
 
+ROWS, ALL = PartitionSpec(meshes.AXIS), PartitionSpec()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What decides the compiled functions beside shapes; static under jit."""
+    """What decides `advance` beside shapes; static under jit."""
 
     model: ModelConfig
     method: Method
     dtype: str
     stop_ids: tuple[int, ...]
     chunk: int  # S
+    scattered: bool  # see decode.step
 
 
 @struct.dataclass
@@ -63,6 +67,13 @@ class Start:
     index: Any  # i32[n]
 
 
+def nobody(size: int) -> Start:
+    """NumPy columns of a lane of `size` rows in which none begins."""
+    names = [field.name for field in dataclasses.fields(Start)]
+    start = Start(**{name: np.zeros(size, np.int32) for name in names})
+    return start.replace(begins=np.zeros(size, bool))
+
+
 @struct.dataclass
 class Drawn:
     """What a chunk drew: tokens i32[n,S], logp f32[n,S], number i32[n], stopped bool[n]."""
@@ -73,21 +84,21 @@ class Drawn:
     stopped: Any
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def weights(decoding: Decoding, params: Params) -> dict:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def weights(model: ModelConfig, dtype: str, params: Params) -> dict:
     """The parameters as decoding reads them."""
-    return decode.for_decoding(params, decoding.model, jnp.dtype(decoding.dtype))
+    return decode.for_decoding(params, model, jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def prefill(decoding: Decoding, params: Params, tokens: jax.Array) -> decode.Cache:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def prefill(model: ModelConfig, dtype: str, params: Params, tokens: jax.Array) -> decode.Cache:
     """A page: the cache of prompts i32[G,P]."""
     with jax.named_scope("prefill"):
-        return decode.prefill(params, decoding.model, tokens, dtype=jnp.dtype(decoding.dtype))
+        return decode.prefill(params, model, tokens, dtype=jnp.dtype(dtype))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def empty(decoding: Decoding, mesh: Mesh, rows: int, length: int) -> Lane:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def empty(model: ModelConfig, dtype: str, mesh: Mesh, rows: int, length: int) -> Lane:
     """A lane of idle rows."""
 
     def zeros() -> jax.Array:
@@ -96,7 +107,7 @@ def empty(decoding: Decoding, mesh: Mesh, rows: int, length: int) -> Lane:
     return _split(
         mesh,
         Lane(
-            cache=decode.empty(decoding.model, rows, length, jnp.dtype(decoding.dtype)),
+            cache=decode.empty(model, rows, length, jnp.dtype(dtype)),
             token=zeros(),
             position=zeros(),
             step=zeros(),
@@ -156,7 +167,21 @@ def fit(mesh: Mesh, lane: Lane, place: jax.Array, length: int) -> Lane:
 def advance(
     decoding: Decoding, mesh: Mesh, weights: dict, lane: Lane, steps: jax.Array
 ) -> tuple[Lane, Drawn]:
-    """Up to `steps` (i32 scalar, at most S) more tokens of every row that has some left."""
+    """Up to `steps` (i32 scalar, at most S) more tokens of every row that has some left.
+
+    Each device steps its own rows and waits for no other: the loops of top-k and top-p go on until
+    all rows have settled, and would else ask the rows of every device.
+    """
+    local = jax.shard_map(
+        functools.partial(_advance, decoding),
+        mesh=mesh,
+        in_specs=(ALL, ROWS, ALL),
+        out_specs=ROWS,
+    )
+    return _split(mesh, local(weights, lane, steps))
+
+
+def _advance(decoding: Decoding, weights: dict, lane: Lane, steps: jax.Array) -> tuple[Lane, Drawn]:
     rows = lane.token.shape[0]
     stops = jnp.array(decoding.stop_ids, jnp.int32)[None, :]
 
@@ -170,6 +195,7 @@ def advance(
             lane.position,
             lane.cache,
             dtype=jnp.dtype(decoding.dtype),
+            scattered=decoding.scattered,
         )
         scores = decode.logits(weights, hidden)
         uniform = jax.vmap(jax.random.uniform)(rng.tokens(lane.key, lane.step))
@@ -198,8 +224,8 @@ def advance(
         number=jnp.zeros(rows, jnp.int32),
         stopped=jnp.zeros(rows, bool),
     )
-    lane, drawn = jax.lax.fori_loop(0, steps, body, (lane, nothing))
-    return _split(mesh, lane), _split(mesh, drawn)
+    nothing = jax.lax.pcast(nothing, meshes.AXIS, to="varying")  # as what is written into it
+    return jax.lax.fori_loop(0, steps, body, (lane, nothing))
 
 
 def _split(mesh: Mesh, tree: Any) -> Any:

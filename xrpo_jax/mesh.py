@@ -43,9 +43,14 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 
 def program(function: Callable, **options) -> Callable:
-    """`jax.jit` of what several threads may call, for programs that join several devices."""
-    # Compiling, which is done at the first call, is for several threads at a time.
-    return functools.wraps(function)(in_order(jax.jit(function, **options)))
+    """`jax.jit` of what several threads may call, for programs that join several devices.
+
+    Its `lower` is that of `jax.jit`: what is only compiled needs no order.
+    """
+    jitted = jax.jit(function, **options)
+    call = functools.wraps(function)(in_order(jitted))
+    call.lower = jitted.lower
+    return call
 
 
 def in_order(compiled: Callable) -> Callable:

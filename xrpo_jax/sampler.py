@@ -27,10 +27,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from xrpo_jax import lane as lanes
+from xrpo_jax import lane_programs, machine, rng
 from xrpo_jax import mesh as meshes
-from xrpo_jax import rng
 from xrpo_jax.arrays import Params, Path, Samples
-from xrpo_jax.lane import Decoding, Drawn, Lane, Start
+from xrpo_jax.lane import Decoding, Drawn, Lane
 from xrpo_jax.model.config import ModelConfig
 from xrpo_jax.model.decode import Cache
 from xrpo_jax.sampling import Method
@@ -53,6 +53,8 @@ class Sampler:
     stop_ids: tuple[int, ...]
     lanes: int = 1  # parts of the slots that run side by side
     chunk: int = 8  # steps between two looks at what has finished
+    # Whether caches are written slot by slot.
+    scattered: bool = dataclasses.field(default_factory=machine.scatters)
 
     @property
     def decoding(self) -> Decoding:
@@ -63,6 +65,7 @@ class Sampler:
             dtype=self.dtype,
             stop_ids=self.stop_ids,
             chunk=self.chunk,
+            scattered=self.scattered,
         )
 
     @property
@@ -136,8 +139,9 @@ class Draw:
     In both calls `keys` are rng.Rows with N coordinates, of which each token takes its own by its
     place in the completion; `limit` is the number of new tokens (int or i[N]); `keep` asks for
     the rows' paths, which hold their cache on the device for as long as they live.
-    `finished(rows i[M], Samples of M rows)` is called between chunks with what has ended since,
-    each row once, in an order that depends on the rows alone.
+    `finished(rows i[M], Samples of M rows)` is called after every chunk with what has ended since,
+    M = 0 where nothing has, while the next chunk runs: each row once, in an order that depends on
+    the rows alone. What it raises ends the call with the chunk that runs.
     """
 
     sampler: Sampler
@@ -226,33 +230,16 @@ class Draw:
 
     def warm_up(self, params: Params, pauses: bool) -> list[Callable[[], None]]:
         """Jobs that compile all that any rows can need; with `pauses` also what paused ones do."""
-        sampler, everywhere = self.sampler, meshes.everywhere(self.mesh)
-        sizes, lengths = sampler.sizes(self.mesh.devices.size), sampler.cache_lengths
-        weights = lanes.weights(sampler.decoding, params)
-        keys = rng.Rows(step_key=rng.key(0, 0, "rollout"), prompt=np.zeros(1), index=np.zeros(1))
-
-        def job(size: int, place: int) -> None:
-            held = self._empty(size, lengths[place])
-            pages = [
-                self._prefill(params, np.zeros((sampler.prompts, width), np.int32))
-                for width in sampler.lengths
-            ]
-            if pauses:  # a path may go on in any lane
-                pages.append(self._empty(sizes[-1], lengths[-1]).lane.cache)
-            for cache in pages:
-                self._begin(held, [_row(_Page(make=functools.partial(_same, cache)))], keys)
-            steps = jax.device_put(np.int32(0), everywhere)
-            held.lane, _ = lanes.advance(sampler.decoding, self.mesh, weights, held.lane, steps)
-            for other in {max(place - 1, 0), min(place + 1, len(lengths) - 1)} - {place}:
-                self._resize(held, np.arange(size), lengths[other])
-                self._resize(held, np.arange(size), lengths[place])
-            if size > sizes[0]:
-                self._resize(held, np.arange(sizes[0]), lengths[place])
-            jax.block_until_ready(held.lane)
-
-        return [
-            functools.partial(job, size, place) for size in sizes for place in range(len(lengths))
-        ]
+        sampler = self.sampler
+        return lane_programs.jobs(
+            sampler.decoding,
+            self.mesh,
+            params,
+            [(sampler.prompts, width) for width in sampler.lengths],
+            sampler.sizes(self.mesh.devices.size),
+            sampler.cache_lengths,
+            pauses,
+        )
 
     def _pages(self, params: Params, prompts) -> Iterator[tuple[list[int], _Page, int]]:
         """Places of prompts that are prefilled together, their page, and its number."""
@@ -271,7 +258,7 @@ class Draw:
 
     def _prefill(self, params: Params, tokens: np.ndarray) -> Cache:
         tokens = jax.device_put(tokens, meshes.everywhere(self.mesh))
-        return lanes.prefill(self.sampler.decoding, params, tokens)
+        return lanes.prefill(self.sampler.model, self.sampler.dtype, params, tokens)
 
     def _run(
         self, params: Params, rows: list[_Row], keys: rng.Rows, keep: bool, out: Samples, finished
@@ -281,17 +268,18 @@ class Draw:
         for row in queue:
             row.page.waiting += 1
         done = [row.number for row in rows if row.left <= 0]
-        weights = lanes.weights(self.sampler.decoding, params) if queue else None
-        held: list[_Held | None] = [None] * self.sampler.lanes
-        with concurrent.futures.ThreadPoolExecutor(self.sampler.lanes) as pool:
+        sampler = self.sampler
+        weights = lanes.weights(sampler.model, sampler.dtype, params) if queue else None
+        held: list[_Held | None] = [None] * sampler.lanes
+        with concurrent.futures.ThreadPoolExecutor(sampler.lanes) as pool:
             while True:
                 self._fill(held, queue, keys, keep)
                 busy = [lane for lane in held if lane is not None]
                 # JAX runs one program at a time for each thread that asks for one.
                 drawn = [pool.submit(self._advance, weights, lane) for lane in busy]
-                if done and finished is not None:  # whoever is told works while these run
+                if finished is not None:  # whoever is told works while these run, or gives up
                     done.sort()
-                    finished(np.array(done), _taken(out, done))
+                    finished(np.array(done, int), _taken(out, done))
                 if not busy:
                     break
                 done = []
@@ -305,14 +293,18 @@ class Draw:
                             held[i] = None
 
     def _fill(self, held: list, queue: collections.deque, keys: rng.Rows, keep: bool) -> None:
-        """Give free slots to the queue, each to the lane that has most; fit lanes to their rows."""
+        """Give free slots to the queue, each to the lane that has most; fit lanes to their rows.
+
+        Rows side by side in the queue share pages: a lane takes its own in one piece.
+        """
         sizes = self.sampler.sizes(self.mesh.devices.size)
         free = [sizes[-1] if lane is None else 0 if keep else len(lane.free()) for lane in held]
-        fresh: list[list[_Row]] = [[] for _ in held]
-        while queue and max(free):
+        count = [0] * len(held)
+        for _ in range(min(len(queue), sum(free))):
             lane = free.index(max(free))
-            fresh[lane].append(queue.popleft())
+            count[lane] += 1
             free[lane] -= 1
+        fresh = [[queue.popleft() for _ in range(number)] for number in count]
         for i, new in enumerate(fresh):
             if held[i] is None and new:
                 size = sizes[-1] if keep else _least(sizes, len(new))
@@ -325,9 +317,9 @@ class Draw:
                 self._begin(held[i], list(alike), keys)
 
     def _empty(self, size: int, length: int) -> _Held:
-        length = length or self.sampler.cache_lengths[0]
+        sampler, length = self.sampler, length or self.sampler.cache_lengths[0]
         return _Held(
-            lane=lanes.empty(self.sampler.decoding, self.mesh, size, length),
+            lane=lanes.empty(sampler.model, sampler.dtype, self.mesh, size, length),
             rows=[None] * size,
             position=np.zeros(size, int),
             left=np.zeros(size, int),
@@ -363,10 +355,7 @@ class Draw:
 
     def _begin(self, lane: _Held, new: list[_Row], keys: rng.Rows) -> None:
         """Rows of one page take the lane's first free slots."""
-        columns = {
-            field.name: np.zeros(len(lane.rows), np.int32) for field in dataclasses.fields(Start)
-        }
-        columns["begins"] = np.zeros(len(lane.rows), bool)
+        start = lanes.nobody(len(lane.rows))
         for slot, row in zip(lane.free(), new, strict=False):
             begun = len(row.before)
             lane.rows[slot], lane.left[slot] = row, row.left
@@ -381,13 +370,13 @@ class Draw:
                 ("prompt", keys.prompt[row.number]),
                 ("index", keys.index[row.number]),
             ):
-                columns[name][slot] = value
+                getattr(start, name)[slot] = value
         page = new[0].page
         lane.lane = lanes.begin(
             self.mesh,
             lane.lane,
             page.read(),
-            jax.device_put(Start(**columns), meshes.rows(self.mesh)),
+            jax.device_put(start, meshes.rows(self.mesh)),
             jax.device_put(keys.step_key, meshes.everywhere(self.mesh)),
         )
         page.waiting -= len(new)
@@ -469,13 +458,6 @@ def _taken(out: Samples, rows: list[int]) -> Samples:
 def _least(sizes: tuple[int, ...], number: int) -> int:
     """The smallest size that holds as many, or the largest."""
     return next((size for size in sizes if size >= number), sizes[-1])
-
-
-def _row(page: _Page) -> _Row:
-    """A row that draws nothing."""
-    return _Row(
-        number=0, page=page, place=0, prompt_length=1, before=np.zeros(0, int), token=0, left=0
-    )
 
 
 def _same(cache: Cache) -> Cache:

@@ -21,6 +21,8 @@ BLOCK = 128  # tokens whose probabilities are summed first when one is drawn
 PARTS = 16  # a row is added up in so many parts side by side, which the compiler vectorises
 NOTHING = 104  # exp of less than minus this is 0 in float32
 DENORMAL = 0x007FFFFF  # the bits of the largest denormal float32
+COLDEST, HOTTEST = 1e-9, 1e9  # what logits may be divided by: far within float32 on either side
+RANGE = "1e-9 to 1e9"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,12 @@ class Method:
 
     def __post_init__(self):
         for name, value, good, allowed in (
-            ("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature == 0 or COLDEST <= self.temperature <= HOTTEST,
+                f"0 (greedy) or {RANGE}",
+            ),
             ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1 (off)"),
         ):
@@ -148,7 +155,8 @@ def _bisected(
             jnp.where(kept, count, below_high),
         )
 
-    everything = jnp.full(len(most), values.shape[1], jnp.int32)
+    # Made of the rows, so that it differs over devices, for the types of a shard_map, as they do.
+    everything = 0 * _rank(most) + values.shape[1]
     state = _rank(least), _rank(most), upto(least)[0], everything
     return _value(jax.lax.while_loop(unsettled, halve, state)[0])
 

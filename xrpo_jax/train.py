@@ -281,7 +281,6 @@ def held_out(
         parts.eval_draw,
         params,
         samples=settings.eval.samples,
-        prompts=parts.shape.prompts,
         max_new_tokens=parts.shape.max_new_tokens,
         seed=settings.seed,
         step=step,

@@ -84,11 +84,13 @@ def step(
     cache: Cache,
     *,
     dtype,
+    scattered: bool = False,
 ) -> tuple[jax.Array, Cache]:
     """Hidden states dtype[N,D] of one more token a row, and the cache with it.
 
     token i32[N] goes to slot position i32[N] of its row and attends to all slots up to its own; one
-    at or beyond C is written nowhere. `weights` are those of `for_decoding`.
+    at or beyond C is written nowhere. `weights` are those of `for_decoding`. The cache is written
+    as a whole or, `scattered`, slot by slot, which changes no bit of it.
     """
     if token.ndim != 1 or position.shape != token.shape:
         raise ValueError(f"expected equal shapes of rank 1, not {token.shape}, {position.shape}")
@@ -96,16 +98,15 @@ def step(
         raise ValueError(f"{token.shape[0]} tokens do not fit a cache {cache.keys[0].shape}")
     x = weights["embed"][token].astype(dtype)
     rotation = transformer.rotation_of(config, position[:, None])
-    slots = jnp.arange(cache.keys[0].shape[2])[None, :]
-    here, seen = slots == position[:, None], slots <= position[:, None]
+    seen = jnp.arange(cache.keys[0].shape[2])[None, :] <= position[:, None]
+    written = _scattered if scattered else _written
     keys, values = [], []
     # Unrolled on purpose: a scan copies the cache of every layer for every token.
     for layer, own in enumerate(weights["layers"]):
         with jax.named_scope("attention"):
             query, key, value = _heads(own, config, x, rotation)
-            # A whole pass over the cache, but a scatter would be a slow loop over rows on a CPU.
-            keys.append(_written(cache.keys[layer], key, here))
-            values.append(_written(cache.values[layer], value, here))
+            keys.append(written(cache.keys[layer], key, position))
+            values.append(written(cache.values[layer], value, position))
             query = query.reshape(*key.shape[:2], -1, config.head_dim)  # [N,K,R,E]
             attended = grouped(query, keys[-1], values[-1], seen[:, None])
             x = x + _times(own, "output", attended.reshape(len(x), -1))
@@ -146,6 +147,13 @@ def _heads(
     return query[:, 0], key[:, 0], heads("value")[:, 0]
 
 
-def _written(cache: jax.Array, new: jax.Array, here: jax.Array) -> jax.Array:
-    """The cache [N,K,C,E] with new [N,K,E] in the slots where `here` [N,C]."""
+def _written(cache: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
+    """The cache [N,K,C,E] with new [N,K,E] in slot `position` [N] of each row."""
+    here = jnp.arange(cache.shape[2])[None, :] == position[:, None]
     return jnp.where(here[:, None, :, None], new[:, :, None], cache)
+
+
+def _scattered(cache: jax.Array, new: jax.Array, position: jax.Array) -> jax.Array:
+    """The same, where only what is new is written."""
+    rows = jnp.arange(len(position))
+    return cache.at[rows, :, position].set(new, mode="drop", unique_indices=True)
