@@ -12,7 +12,7 @@ import pytest
 from fakes import Texts
 from tiny import policy
 
-from xrpo_jax import build, train
+from xrpo_jax import build, machine, train
 from xrpo_jax import config as configs
 from xrpo_jax.algorithms import base as algorithms
 from xrpo_jax.explore.planner import Refill, Uncertainty, Uniform
@@ -392,7 +392,7 @@ def test_lanes_that_the_machine_chose_may_be_given(
     policy_folder, letters_task, tmp_path, monkeypatch
 ):
     def claim_on(cores, lanes=0):
-        monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: range(cores))
+        monkeypatch.setattr(machine, "cores", lambda: cores)
         letters = {"task__name": "letters", "init_from": str(policy_folder), "mesh__devices": 1}
         sizes = {"rollout__slots": 8, "rollout__lanes": lanes}
         settings = configs.parse(given(**SMALL | letters | sizes))

@@ -35,3 +35,9 @@ def test_all_cores_where_the_system_does_not_say_which(monkeypatch):
     use(monkeypatch, "cpu", 2)
     monkeypatch.delattr(os, "sched_getaffinity")
     assert machine.cores() == 64
+
+
+def test_memory_is_given_back_where_the_library_can(monkeypatch):
+    machine.give_memory_back()
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    machine.give_memory_back()

@@ -274,3 +274,4 @@ def warm_up(parts: Parts, state: TrainState, pauses: bool) -> None:
     with concurrent.futures.ThreadPoolExecutor(machine.cores()) as pool:
         for done in [pool.submit(job) for job in jobs]:
             done.result()
+    machine.give_memory_back()
