@@ -79,7 +79,10 @@ def quick(tmp_path_factory):
 
     settings = {
         "jax_disable_most_optimizations": (True, False),
-        "jax_compilation_cache_dir": (str(tmp_path_factory.mktemp("compiled")), None),
+        "jax_compilation_cache_dir": (
+            str(tmp_path_factory.mktemp("compiled")),
+            jax.config.jax_compilation_cache_dir,
+        ),
         "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
     }
     with pytest.MonkeyPatch.context() as patch:
