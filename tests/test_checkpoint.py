@@ -9,6 +9,7 @@ import pytest
 from xrpo_jax import checkpoint
 from xrpo_jax import mesh as meshes
 from xrpo_jax.arrays import TrainState
+from xrpo_jax.log import Compiles
 
 
 def odd_floats(shape, seed: int) -> np.ndarray:
@@ -179,3 +180,16 @@ def test_saving_leaves_the_device_state_as_it_is(tmp_path):
     manager.close()
     assert_equal_bits(state, make_state(5))
     assert jnp.isnan(state.params["embed"]).any()
+
+
+def test_saving_compiles_nothing_on_several_devices(tmp_path):
+    manager = checkpoint.open_manager(tmp_path, 1)
+    state = jax.block_until_ready(make_state(devices=2))
+    compiles = Compiles()
+    checkpoint.save(manager, 1, state, make_ledger())
+    compiles.close()
+    assert compiles.count == 0
+    found, *_ = checkpoint.restore(manager, 1, state, make_ledger())
+    assert_equal_bits(found, state)
+    assert found.params["embed"].sharding == state.params["embed"].sharding
+    manager.close()

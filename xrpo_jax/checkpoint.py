@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,9 +54,15 @@ def save(
 
     An `origin` is that of the rollouts of `step`, and of the step before.
     """
-    tree = _tree(state, ledger, origin)
+    tree = jax.tree.map(_one_copy, _tree(state, ledger, origin))
     manager.save(step, args=ocp.args.StandardSave(tree), force=True)
     manager.wait_until_finished()
+
+
+def _one_copy(leaf: Any) -> Any:
+    """One device's copy of what all have: Orbax would compile programs to write a part of each."""
+    copied = isinstance(leaf, jax.Array) and leaf.is_fully_replicated
+    return leaf.addressable_data(0) if copied else leaf
 
 
 def shapes(tree: TrainState) -> TrainState:
