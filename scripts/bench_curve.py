@@ -20,6 +20,7 @@ AXES = {
     "prompt": (32, 128, 512, 2048),
     "vocabulary": (416, 4096, 49152),
 }
+UNITS = {"rows": "rows", "vocabulary": "entries"}  # of an axis; tokens where nothing is said
 MEASURED = ("rollout", "update")
 SAMPLES = 8
 POINTS = {
@@ -89,9 +90,10 @@ def draw(summaries: dict[str, dict], file: pathlib.Path) -> pathlib.Path:
             rate.errorbar(sizes, middle, [below, above], marker="o", color=color, label=kind)
             memory.plot(sizes, [each["peak_gb"] for each in facts], marker="o", color=color)
         rate.set(xscale="log", yscale="log", title=f"{axis} (else {BASE[axis]})")
-        memory.set(xscale="log", yscale="log", xlabel="tokens" if axis != "rows" else "rows")
+        memory.set(xscale="log", xlabel=UNITS.get(axis, "tokens"))
         memory.set_xticks(AXES[axis], [str(size) for size in AXES[axis]])
         memory.minorticks_off()
+    panels[1, 0].set_ylim(bottom=0)  # of all in its row, after all are drawn
     panels[0, 0].set_ylabel("useful tokens/s")
     panels[1, 0].set_ylabel("peak memory, GB")
     panels[0, 0].legend(frameon=False)
