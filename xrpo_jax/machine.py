@@ -34,7 +34,7 @@ def scatters() -> bool:
 def give_memory_back() -> None:
     """Return to the system what was freed, where the C library can.
 
-    After compiling, glibc holds .9 GB that nobody uses (SmolLM2, 8 programs), on top of which the
+    After compiling, glibc holds .9 GB that nobody uses (SmolLM2's sampler and update), on top of which the
     step's arrays would come.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
