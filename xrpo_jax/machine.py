@@ -34,8 +34,8 @@ def scatters() -> bool:
 def give_memory_back() -> None:
     """Return to the system what was freed, where the C library can.
 
-    After compiling, glibc holds .9 GB that nobody uses (SmolLM2's sampler and update), on top of which the
-    step's arrays would come.
+    After compiling SmolLM2's sampler and update glibc holds .9 GB that nobody uses, on top of which
+    the step's arrays would come.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
